@@ -37,8 +37,7 @@ def say(text: object) -> None:
 
 
 def show(value: Mapping[str, object], text: str, as_json: bool, *, err: bool = False) -> None:
-    """Print the text, on standard error with `err`; or with `as_json` print the value as JSON,
-    always on standard output."""
+    """Print the text, on standard error with `err`; or with `as_json` print the value as JSON."""
     typer.echo(json.dumps(value, indent=2) if as_json else printable(text), err=err and not as_json)
 
 
@@ -110,11 +109,7 @@ def download(
     from .sources.official import fetch
 
     folder = fetch(name, data_dir, say=say, progress=not as_json)
-    show(
-        {"name": name, "path": str(folder)},
-        f"{folder}: {name}; {name} is its name as a data set",
-        as_json,
-    )
+    show({"name": name, "path": str(folder)}, f"{folder}: the data set {name}", as_json)
 
 
 @app.command()

@@ -12,7 +12,6 @@ from typing import Any
 MB = 2**20
 GB = 2**30
 _BINARY = {"": 1, "K": 2**10, "M": MB, "G": GB, "T": 2**40}
-# number, prefix, "i" and "B": "1.5 GiB", "8g"
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 
@@ -48,9 +47,8 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained withou
 
 def explained(error: BaseException) -> BaseException:
     """Return a file-system error as `InputError` with path, cause and remedy, others as they are."""
-    # the network, and libraries that raise a plain OSError, explain their errors themselves
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
-        return error
+        return error  # of a library or the network, with a sentence of its own
     has_path = isinstance(error.filename, str | bytes | os.PathLike)  # not None or a descriptor
     where = os.fsdecode(error.filename) if has_path else "a file"
     if not has_path and error.errno not in _DISK:
@@ -89,10 +87,8 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
         if not expected or isinstance(error, MemoryError):
             raise
         problem = " ".join(str(error).split())  # on one line
-        end = f"; {remedy}" if remedy else ""
-        raise InputError(
-            f"{path}: expected {expected}, found damage or other content ({problem}){end}"
-        ) from None
+        text = f"{path}: expected {expected}, found damage or other content ({problem})"
+        raise InputError(f"{text}; {remedy}" if remedy else text) from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
@@ -147,7 +143,6 @@ def split_name(name: Any) -> Any:
 def unknown_name(name: str, names: Iterable[str], kind: str) -> str:
     """Return the message for a misspelt name, with the closest known name and all of them."""
     names = sorted(names)
-    # 0.5: more tolerant than difflib's 0.6, as names are short
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}"

@@ -18,8 +18,7 @@ from typing import Any
 from .errors import InputError, clear_errors, format_bytes, naming, printable
 
 StrPath = str | os.PathLike[str]
-# of a file of a run or a store; a year's events and samples have less than 100 MB
-_MOST_BYTES = 2**30
+_MOST_BYTES = 2**30  # of a file to read; a year's events and samples have less than 100 MB
 
 
 def home(path: StrPath) -> Path:
@@ -80,8 +79,7 @@ def sibling_path(path: Path, suffix: str) -> Path:
 def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
     """Return whether `path`, a name that others can guess, exists.
 
-    Refused are what they may have put there: a link, a file or folder of theirs, and one of another
-    kind than `is_kind` accepts (a function of the mode, by default for folders).
+    Refused are a link, another user's file or folder, and one whose mode `is_kind` does not accept.
     """
     try:
         status = os.lstat(path)
@@ -116,19 +114,15 @@ def read_whole(path: Path) -> bytes:
     and for a file above 1 GB."""
     status = path.stat()  # before `open`, which would wait for the writer of a pipe
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-        kind = (
-            f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"  # such as "prw-r--r--"
-        )
+        kind = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"  # "prw-r--r-- of"
         raise InputError(f"{path}: expected a file of at most 1 GB, found {kind}")
     return path.read_bytes()
 
 
 def parse_json(data: bytes, path: StrPath, expected: str, remedy: str = "") -> dict[str, Any]:
-    """Parse the JSON object `data`, the content of the file `path`.
+    """Parse the content of the file `path`: a JSON object of finite numbers, at most 100 levels.
 
-    Raises:
-        InputError: no object, a number that is not finite, or more than 100 levels of lists and
-            objects. The message is made of `path`, `expected` and `remedy`.
+    Any other content is an `InputError`, whose message has `path`, `expected` and `remedy`.
     """
     with naming(path, expected, remedy):
         content = {**json.loads(data)}  # fails if it is no object
@@ -151,8 +145,7 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
             check_own(path, stat.S_ISREG)  # raises the reason, such as a link
         raise
     try:
-        # the open file: its name may stand for another file by now
-        _check_status(os.fstat(descriptor), path, stat.S_ISREG)
+        _check_status(os.fstat(descriptor), path, stat.S_ISREG)  # of this file, whatever its name
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -251,8 +244,7 @@ def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
 
 
 def is_held(path: StrPath) -> bool:
-    """Whether a process has the lock file `path`. Some network file systems know only the locks of
-    this machine.
+    """Whether a process has the lock `path`; some network file systems know this machine's alone.
 
     Nothing is written. A link is not followed but raises OSError.
     """
@@ -270,9 +262,8 @@ def is_held(path: StrPath) -> bool:
 
 
 def _lock(path: StrPath) -> int | None:
-    """Lock the file and return its descriptor; None while another process has the lock."""
-    # A killed process loses the lock. A child that inherits the descriptor shares the lock, which
-    # lasts until the last of these processes ends.
+    # Return the locked file's descriptor; None while another process has the lock. A killed process
+    # loses it. A child that inherits the descriptor shares it, until the last of them ends.
     while True:
         descriptor = open_to_write(path, os.O_RDWR)
         with contextlib.ExitStack() as stack:

@@ -115,10 +115,9 @@ class Piece:
             )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
-        """Return the values as arrow's type `kind`: "int64", "double" or "string".
+        """Return the values as "int64", "double" or "string"; an empty cell of numbers as null.
 
-        An empty cell of numbers becomes null. The error about the first value that can't be cast
-        ends with `hint`.
+        The error about the first value that can't be cast ends with `hint`.
         """
         values = _cast(self.values, kind)
         if values is None:

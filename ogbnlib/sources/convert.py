@@ -80,8 +80,7 @@ def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]
     num_seeds = sum(map(len, splits.values()))  # before nodes are dropped
     if source.options.drop_unlabelled:
         for name, ids in splits.items():
-            # an id out of range is in no set; it stays, and `split_problems` reports it
-            is_dropped = (ids >= 0) & (ids < source.num_nodes)
+            is_dropped = (ids >= 0) & (ids < source.num_nodes)  # others are refused below
             is_dropped[is_dropped] = ~labelled.contains(ids[is_dropped])
             splits[name] = ids[~is_dropped]
     for name, problem in split_problems(
@@ -163,8 +162,7 @@ class _Conversion:
         self.writer.entries["summary"] |= {
             "edges_read": edges.num_read,
             "dropped_edges": source.num_edges - edges.num_read,  # of unknown nodes
-            # duplicates: 0 unless undirected, as only then they are dropped
-            "merged_edges": (1 + undirected) * edges.num_read - row.length,
+            "merged_edges": (1 + undirected) * edges.num_read - row.length,  # 0 if directed
         }
 
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:
@@ -187,8 +185,7 @@ class _Conversion:
                 with self._features(self.dtype) as chunks:
                     self._write_chunks("x", self.dtype, chunks, (width,))
                 return
-            # two passes for int8: the first finds each column's range, the second encodes
-            with self._features(np.float32) as chunks:
+            with self._features(np.float32) as chunks:  # the first pass finds the columns' ranges
                 columns = Int8Columns.covering(
                     map(self._counted, chunks), width, self.source.features_at
                 )

@@ -90,8 +90,7 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
     elif description is not None:
         describe(folder, file)  # writes a draft and raises, unless names decide
         raise InputError(
-            f"{file}: expected a description, found no such file; leave it out, since the names of "
-            f"the files in {folder} decide"
+            f"{file}: expected a description, found no such file; leave it out: the names decide"
         )
     options = declared.options.overridden(**known)
     if declared.files:  # else it has options only
@@ -107,8 +106,8 @@ def open_official(name: str, folder: Path) -> Source:
     ogbn-papers100M (snap-stanford/ogb#407)."""
     size = KNOWN[name]
     # undirected: True for ogbn-products, to which ogb's reader adds the reverse edges; None: no option
-    known = {"num_classes": size.num_classes, "undirected": size.undirected or None}
-    return replace(open_folder(folder, **known), name=name)
+    source = open_folder(folder, num_classes=size.num_classes, undirected=size.undirected or None)
+    return replace(source, name=name)
 
 
 def _open_described(description: Description) -> Source:
@@ -161,8 +160,7 @@ class _Rows:
                 piece = pieces.pop()  # the ids were read as the last column
                 wrong = row_of(piece) != np.arange(piece.begin, piece.begin + len(piece.values))
                 piece.refuse(wrong, "the nodes in their order")
-            columns = zip(pieces, self._widths, strict=True)
-            parts = [_to_rows(piece, width) for piece, width in columns]
+            parts = [*map(_to_rows, pieces, self._widths)]  # [n, columns or values] each
             yield parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 

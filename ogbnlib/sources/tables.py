@@ -68,9 +68,6 @@ def _to_arrow(values: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(native.reshape(-1)), values.shape[1])
 
 
-# -------------------------------------------------------------------------------------------- text
-
-
 def _too_long(file: Path) -> InputError:
     return InputError(
         f"{file}: expected a table of short lines, "
@@ -152,9 +149,7 @@ class _TextTable(Table):
                 parse_options=pa.csv.ParseOptions(
                     delimiter=self._separator, newlines_in_values=True
                 ),
-                convert_options=pa.csv.ConvertOptions(
-                    column_types=types, include_columns=list(types)
-                ),
+                convert_options=pa.csv.ConvertOptions(column_types=types, include_columns=[*types]),
             )
             for batch in reader:
                 yield [column.slice(header_rows) for column in batch.columns]
@@ -164,9 +159,6 @@ class _TextTable(Table):
             if "straddling" in str(error):
                 raise _too_long(self.file) from None
             raise
-
-
-# ----------------------------------------------------------------------------------------- parquet
 
 
 def _index_of(schema: pa.Schema) -> list[str]:
@@ -204,9 +196,6 @@ class _FeatherTable(Table):
         for batch in map(batches.get_batch, range(batches.num_record_batches)):
             for begin in range(0, batch.num_rows, rows):
                 yield [batch.column(name).slice(begin, rows) for name in columns]
-
-
-# ------------------------------------------------------------------------------------------- parts
 
 
 class _PartsTable(Table):
