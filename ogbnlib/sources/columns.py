@@ -90,6 +90,7 @@ class Piece:
     name: str  # of the column
     values: pa.Array
     begin: int  # the row of the first value, from 0 on
+    width: int = 1  # values in a row: more than 1 for the values of lists
 
     def decoded(self) -> Piece:
         """Return the piece with text as strings, and each code of a dictionary as its value."""
@@ -108,7 +109,7 @@ class Piece:
         positions = np.flatnonzero(wrong)
         if len(positions):
             first = int(positions[0])
-            file, row = self.table.location(self.begin + first)
+            file, row = self.table.location(self.begin + first // self.width)
             value = reprlib.repr(self.values[first].as_py())  # shortened if it is long
             raise InputError(
                 f"{file}, column {self.name!r}, row {row}: expected {expected}, found {value}{hint}"

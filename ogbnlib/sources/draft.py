@@ -192,7 +192,7 @@ def _draft(path: Path, stem: str) -> _Draft:
 def _kind(values: pa.Array) -> str:
     """Return "numbers" for a column of numbers, also of text that mostly is one; else its type."""
     inner = getattr(values.type, "value_type", values.type)  # of the values in lists
-    if pa.types.is_string(inner):
+    if pa.types.is_string(values.type):
         texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))  # no empty cells
         count = pc.sum(pc.match_substring_regex(texts, _NUMBER_LIKE)).as_py() or 0
         return "numbers" if count * 2 >= max(1, len(texts)) else "text"

@@ -182,7 +182,7 @@ def _to_rows(piece: Piece, width: int) -> Array:
     piece.refuse(pc.not_equal(lengths, width), f"a list of {width} numbers")
     flat = lists.flatten()
     if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
-        flat = Piece(piece.table, piece.name, flat, piece.begin * width).cast("double", "a number")
+        flat = replace(piece, values=flat, width=width).cast("double", "a number")
     return numbers(flat).reshape(-1, width)
 
 
