@@ -203,11 +203,11 @@ class _Conversion:
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
         with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
-            yield map(self._sampled, finite(ahead, dtype, self.source.features_at))
+            yield map(self._sampled, finite(ahead, dtype, self.source.features_at))  # [n, F] each
 
     def _sampled(self, chunk: Array) -> Array:
         # Keep each `step`-th row of the data, about 2**19 values, which take 2 MB in float32.
-        step = -(-self.source.num_nodes * self.source.num_features // 2**19)
+        step = -(-self.source.num_nodes * self.source.num_features // 2**19)  # rounded up
         self._sample.append(chunk[-self._num_sampled % step :: step].copy())
         self._num_sampled += len(chunk)
         return chunk
@@ -248,7 +248,7 @@ def _check_disk(
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
     # the bytes for sorting the edges: the memory limit less all other uses of memory
     used = own_memory()[0]  # by this process now, bytes
-    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))  # bytes
     if memory_limit is not None:
         limit = parse_bytes(memory_limit)
     x_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize

@@ -39,7 +39,7 @@ _COLUMNS = {
 }
 # the role of a column of numbers whose name decides nothing, by the file's stem
 _OF_NUMBERS = {"nodes": "feature", "features": "feature", "targets": "value"}
-# no feature: a name that ends in "id", and the names that pandas gives to an index
+# no feature: no name, one that ends in "id", or one that pandas gives to an index
 _NO_FEATURE = re.compile(r"|.*id|unnamed: ?\d+|__index_level_\d+__", re.IGNORECASE)
 _NUMBER_LIKE = r"(?i)^\s*([-+]?\.?\d[-+\d.,' eE]*|true|false|nan|[-+]?inf)\s*$"
 _SAMPLE = 1000  # rows that show the type of a column

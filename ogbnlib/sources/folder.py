@@ -39,7 +39,7 @@ from .ogb import csv_layout, open_raw
 from .source import Source, aligned, stamped
 from .tables import open_table
 
-_CHUNK_NODES = 2**17
+_CHUNK_NODES = 2**17  # labels in a chunk
 
 
 def _open_table(file: DataFile) -> Table:
@@ -240,11 +240,11 @@ class _Folder:
 
     def _x_chunks(self) -> Iterator[Array]:
         """Return an iterator over rows [n, F]: the tables of features side by side."""
-        streams = [part.chunks(self.nodes) for part in self.features]
+        streams = [rows.chunks(self.nodes) for rows in self.features]
         return (np.concatenate(rows, axis=1) for rows in aligned(streams))
 
     def _labels(self) -> dict[str, Any]:
-        # the fields of `Source` about labels or, without labels, about targets
+        # fields of `Source`: about labels or, in a folder without labels, about targets
         label = next((table for table in self.tables if table.first("label")), None)
         num_classes = self.description.options.num_classes
         if label is not None:
@@ -264,8 +264,8 @@ class _Folder:
 
     def source(self) -> Source:
         folder = self.description.folder
-        labels = self._labels()
-        splits = read_splits(self.tables, self.nodes)
+        label_fields = self._labels()
+        splits = read_splits(self.tables, self.nodes)  # int64 ids of each split
         where = self.features[0].table.file if len(self.features) == 1 else folder
         return Source(
             name=folder.name,
@@ -274,14 +274,14 @@ class _Folder:
             stamps=stamped(file.path for file in self.description.files if file.role != LEFT_OUT),
             num_nodes=self.nodes.num_nodes,
             num_edges=self.edges.num_rows,
-            num_features=sum(part.width for part in self.features),
-            feature_dtype=np.result_type(*(part.dtype for part in self.features)),
+            num_features=sum(rows.width for rows in self.features),
+            feature_dtype=np.result_type(*(rows.dtype for rows in self.features)),  # the widest
             edge_chunks=self.edge_chunks,
             x_chunks=self._x_chunks,
-            read_splits=lambda: dict(splits),
+            read_splits=lambda: dict(splits),  # a copy, since the caller may change it
             node_names=self.nodes.chunks,
             features_at=str(where),
-            feature_names=[name for part in self.features for name in part.names],
+            feature_names=[name for rows in self.features for name in rows.names],
             options=self.description.options,
-            **labels,
+            **label_fields,
         )

@@ -61,7 +61,7 @@ class _ArrayTable(Table):
 
 
 def _to_arrow(values: np.ndarray) -> pa.Array:
-    # arrow takes contiguous arrays in the machine's byte order
+    # [n] as numbers, [n, F] as lists; arrow takes contiguous arrays in the machine's byte order
     native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     if values.ndim == 1:
         return pa.array(native)
@@ -161,7 +161,7 @@ class _TextTable(Table):
             raise
 
 
-def _index_of(schema: pa.Schema) -> list[str]:
+def _index_of(schema: pa.Schema) -> list[str]:  # names of columns that are a pandas index
     columns = (schema.pandas_metadata or {}).get("index_columns", [])
     return [name for name in columns if isinstance(name, str)]  # pandas has a dict for a range
 
