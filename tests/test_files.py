@@ -309,11 +309,8 @@ def test_json_of_a_run_or_a_store_is_one_finite_object(tmp_path: Path, content: 
 
 
 def test_a_file_above_a_gigabyte_is_not_read(tmp_path: Path) -> None:
-    for name in ("config.json", "store.json"):
-        with open(tmp_path / name, "wb") as file:
-            file.truncate(2**30 + 1)
-    with pytest.raises(InputError, match=r"config\.json: expected a file of at most 1 GB"):
-        TrainConfig.load(tmp_path / "config.json")
+    (tmp_path / "store.json").touch()
+    os.truncate(tmp_path / "store.json", 2**30 + 1)
     with pytest.raises(InputError, match=r"store\.json: expected a file of at most 1 GB"):
         open_store(tmp_path)
 

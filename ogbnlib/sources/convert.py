@@ -152,8 +152,8 @@ class _Conversion:
             workspace=workspace,
             done=self._count,
         )
-        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
-            edges.read(ahead)  # to temporary files
+        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as chunks:
+            edges.read(chunks)  # to temporary files
         with (
             self.writer.create("row", index_dtype(source.num_nodes)) as row,
             self.writer.create("colptr", "<i8") as colptr,  # int64, little-endian
@@ -202,8 +202,8 @@ class _Conversion:
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
-        with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
-            yield map(self._sampled, finite(ahead, dtype, self.source.features_at))  # [n, F] each
+        with contextlib.closing(_ahead(self.source.x_chunks())) as chunks:
+            yield map(self._sampled, finite(chunks, dtype, self.source.features_at))  # [n, F] each
 
     def _sampled(self, chunk: Array) -> Array:
         # Keep each `step`-th row of the data, about 2**19 values, which take 2 MB in float32.

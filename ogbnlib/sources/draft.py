@@ -211,14 +211,14 @@ def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
     # without names of columns and as wide as the array of this stem: read like the array
     if not table.header and len(table.names) == len(array_roles):
         return dict(zip(table.names, array_roles, strict=True))
-    known = _COLUMNS.get(stem, _OF_NODES) if table.header else {}
+    role_of_name = _COLUMNS.get(stem, _OF_NODES) if table.header else {}
     roles = dict.fromkeys(table.names, TODO)
     for name in table.names:
         plain = name.strip().lower()
         is_index = name in table.index or (table.header and _NO_FEATURE.fullmatch(plain))
         is_numeric = "numbers" in kinds.get(name, "")  # also lists of numbers
-        if plain in known:
-            roles[name] = known[plain]
+        if plain in role_of_name:
+            roles[name] = role_of_name[plain]
         elif is_numeric and not is_index and plain not in _ENDS:
             roles[name] = _OF_NUMBERS.get(stem, TODO)
     return roles

@@ -75,9 +75,9 @@ def _open_table(file: DataFile) -> Table:
     return table
 
 
-def open_folder(path: Path, description: Path | None = None, **known: Any) -> Source:
+def open_folder(path: Path, description: Path | None = None, **overrides: Any) -> Source:
     """Open a folder for conversion: by its `dataset.yaml` (or `description`), by OGB's layout, or
-    by canonical names. The options `known` come before those of the folder."""
+    by canonical names. The options `overrides` come before those of the folder."""
     if not path.is_dir():
         raise no_data(path)
     folder = Path(os.path.realpath(path))
@@ -92,7 +92,7 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
         raise InputError(
             f"{file}: expected a description, found no such file; leave it out: the names decide"
         )
-    options = declared.options.overridden(**known)
+    options = declared.options.overridden(**overrides)
     if declared.files:  # else it has options only
         return _open_described(replace(declared, options=options))
     if (folder / "raw" / "data.npz").exists():  # OGB's binary layout

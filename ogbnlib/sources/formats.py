@@ -25,8 +25,8 @@ READABLE = ".npy, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst
 
 def ending(name: str) -> str:
     """Return the longest ending of a file name in `FORMATS`, in lower case; "" for none."""
-    known = [end for end in FORMATS if name.lower().endswith(end)]
-    return max(known, key=len, default="")
+    matches = [end for end in FORMATS if name.lower().endswith(end)]
+    return max(matches, key=len, default="")
 
 
 def format_of(file: Path) -> str | None:
@@ -47,11 +47,11 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     parts = _parts(path)
-    others = [part.name for part in parts if not part.is_file()]  # such as folders in the folder
-    if others or not parts:
+    folders = [part.name for part in parts if not part.is_file()]
+    if folders or not parts:
         raise InputError(
             f"{path}: expected a file, or files as its parts, found "
-            f"{(others or ['none'])[0]}{whereabouts()}"
+            f"{(folders or ['none'])[0]}{whereabouts()}"
         )
     return parts
 
