@@ -90,7 +90,8 @@ def open_folder(path: Path, description: Path | None = None, **overrides: Any) -
     elif description is not None:
         describe(folder, file)  # writes a draft and raises, unless names decide
         raise InputError(
-            f"{file}: expected a description, found no such file; leave it out: the names decide"
+            f"{file}: expected a description, found no such file; leave it out, since the names of "
+            f"the files in {folder} decide"
         )
     options = declared.options.overridden(**overrides)
     if declared.files:  # else it has options only
