@@ -122,11 +122,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         )
     text = read_whole(file)
     meta = parse_json(text, file, "a JSON object", "convert again")
-    if meta.get("format") != FORMAT or meta.get("version") not in (
-        VERSION,
-        INT8_VERSION,
-        TARGETS_VERSION,
-    ):
+    if meta.get("format") != FORMAT or meta.get("version") not in range(1, TARGETS_VERSION + 1):
         raise InputError(
             f"{file}: expected {FORMAT}, version {VERSION} to {TARGETS_VERSION}; "
             "use a newer ogbnlib or convert again"

@@ -97,10 +97,9 @@ class Piece:
         values = self.values
         if pa.types.is_dictionary(values.type):  # such as a pandas categorical
             values = values.dictionary_decode()
-        piece = replace(self, values=values)
         if str(values.type).startswith(_TEXTS):
-            return replace(piece, values=piece.cast("string", "text in UTF-8"))
-        return piece
+            values = replace(self, values=values).cast("string", "text in UTF-8")
+        return replace(self, values=values)
 
     def refuse(
         self, wrong: Sequence[bool] | Array | pa.Array, expected: str, hint: str = ""
@@ -167,8 +166,7 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
         if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
             return None
         if pa.types.is_floating(values.type):
-            # a float beyond this may stand for another whole number than the one that was written
-            most = most_exact(np.dtype(values.type.to_pandas_dtype()))
+            most = most_exact(np.dtype(values.type.to_pandas_dtype()))  # beyond it, floats round
             largest = pc.max(pc.abs(values.cast("double"))).as_py() or 0  # None if all are null
             if largest > most:
                 return None

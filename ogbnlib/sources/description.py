@@ -108,8 +108,7 @@ class Description:
 
 
 def missing_roles(roles: Sequence[Sequence[str]]) -> list[str]:
-    """Return what the columns' roles, a list for each file, have too few or too many of; [] if
-    nothing."""
+    """Return the requirements that the roles of the columns, a list for each file, do not meet."""
     count = Counter(role for file in roles for role in file)
     splits = [count[role] for role in ("split", *SPLITS)]
     has_edges = any({"source", "target"} <= {*file} for file in roles)  # both in one file
@@ -185,7 +184,6 @@ def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
 
 
 def _role(where: str, role: object, known: Collection[str]) -> str:
-    # a list or a map instead of a role is no `Text`
-    if not isinstance(role, Text) or role not in known:
+    if not isinstance(role, Text) or role not in known:  # a list or a map is no `Text`
         raise InputError(f"{where}: {unknown_name(str(role), known, 'role')}")
     return role

@@ -48,8 +48,7 @@ def _open_table(file: DataFile) -> Table:
     if file.role:  # an array
         table.roles = dict(zip(table.names, FILE_ROLES[file.role], strict=True))
         return table
-    # for each column of the table, the names and patterns in `file.columns` that match it
-    keys_of = {
+    keys_of = {  # for each column of the table, the keys of `file.columns` that match it
         # an exact name comes before patterns, of which the first that matches decides
         name: [name] if name in file.columns else [k for k in file.columns if fnmatchcase(name, k)]
         for name in table.names
