@@ -50,7 +50,7 @@ def read_options(
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
 
 
-def _print_store(store: Any, as_json: bool) -> None:
+def _print_store(store: Any, as_json: bool) -> None:  # of a `Store`
     from .graph.summary import summarized
 
     facts = {
@@ -62,7 +62,7 @@ def _print_store(store: Any, as_json: bool) -> None:
         "bytes": store.nbytes,
         "undirected": store.undirected,
         "splits": dict(store.num_seeds),
-        **store.summary,
+        **store.summary,  # counts of the conversion, such as dropped_edges
     }
     show(facts, summarized(store), as_json)
 

@@ -31,7 +31,7 @@ def home(path: StrPath) -> Path:
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
     expanded = os.path.expanduser(text)
-    if expanded.startswith("~"):
+    if expanded.startswith("~"):  # a user without a home, or no HOME
         raise InputError(
             f"{text}: expected a path, found {text.partition('/')[0]} without a home folder; set "
             "HOME or write the path in full"
@@ -82,7 +82,7 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
     Refused are a link, another user's file or folder, and one whose mode `is_kind` does not accept.
     """
     try:
-        status = os.lstat(path)
+        status = os.lstat(path)  # of a link itself, not of its target
     except FileNotFoundError:
         return False
     _check_status(status, path, is_kind)
@@ -176,7 +176,7 @@ def sync(path: Path) -> None:
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its missing parents, and let them survive a power cut."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]  # to be synced
     path.mkdir(mode, parents=True, exist_ok=True)
     for folder in missing:
         with contextlib.suppress(PermissionError):  # a parent that may be written but not read
@@ -253,7 +253,7 @@ def is_held(path: StrPath) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if another one has it
     except BlockingIOError:
         return True
     finally:

@@ -38,9 +38,9 @@ def from_arrays(
 
     The arguments are those of `store_from_arrays`.
     """
-    edges = as_numpy(edge_index, "edge_index")
-    features = as_numpy(x, "x")
-    labels = as_numpy(y, "y")
+    edges = as_numpy(edge_index, "edge_index")  # [2, E]
+    features = as_numpy(x, "x")  # [N, F]
+    labels = as_numpy(y, "y")  # classes [N] or [N, 1], or targets [N] or [N, T]
     if features.ndim != 2 or 0 in features.shape:
         raise InputError(
             "x: expected features [N, F] of at least one node and feature, got shape "
@@ -60,7 +60,7 @@ def from_arrays(
         num_classes = 0  # the sign of targets in a `Source`
     elif num_classes is None:
         num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), "y")
-    ids_of = _split_ids(splits, num_nodes)
+    ids_of = _split_ids(splits, num_nodes)  # int64 ids of each split
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         ends = zip(*(slices(row, chunk_edges) for row in edges), strict=True)  # (sources, targets)
@@ -77,7 +77,7 @@ def from_arrays(
         x_chunks=lambda: slices(features, npz.CHUNK_BYTES // (features.itemsize * num_features)),
         label_chunks=lambda: _label_chunks(labels, num_classes),
         target_shape=labels.shape[1:] if targets else (),
-        read_splits=lambda: dict(ids_of),
+        read_splits=lambda: dict(ids_of),  # a copy, since the caller may change it
         features_at="x",
     )
 
@@ -174,7 +174,7 @@ def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False)
     if ids.ndim == 1 and is_mask:
         if len(ids) != num_nodes:
             raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
-        return np.flatnonzero(ids)
+        return np.flatnonzero(ids)  # the nodes whose value is true
     # an empty list is an array of float64, and has no ids
     if are_mask or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = ""

@@ -62,7 +62,7 @@ class Table:
 
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
         """Yield the next rows of `columns`: at most `rows`, or from a text file those in 4 MB."""
-        begin = 0
+        begin = 0  # row
         with naming(self.file, "a table"):
             for batch in self.arrays(columns, rows):
                 yield [
@@ -122,6 +122,7 @@ class Piece:
         values = _cast(self.values, kind)
         if values is None:
             rows = np.arange(len(self.values))
+            # one by one, as arrow does not say which value it can't cast
             first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
             if not pa.types.is_string(self.values.type):
                 hint = f" ({self.values.type}){hint}"

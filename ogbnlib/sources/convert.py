@@ -170,13 +170,13 @@ class _Conversion:
         self._write_chunks(
             "y", label_dtype(source.num_classes), source.label_chunks(), source.target_shape
         )
-        for split, nodes in splits.items():
-            self.writer.write(split, nodes)
+        for split, ids in splits.items():
+            self.writer.write(split, ids)  # int64 [n]
         names = source.node_names()
         if names is not None:
             self._write_chunks("node_name", *names)  # their dtype and chunks
         if source.label_names is not None:
-            self.writer.write("label_name", source.label_names)
+            self.writer.write("label_name", source.label_names)  # UTF-8 bytes [C]
 
     def _write_features(self) -> None:
         width = self.source.num_features
@@ -327,9 +327,9 @@ def convert(
         )
     add_reverse = bool(options.undirected) and not source.undirected
     workspace = _workspace(source, memory_limit)
-    target = Path(os.path.realpath(home(path)))
+    target = Path(os.path.realpath(home(path)))  # of a link, where it points
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
-    check_new(target)
+    check_new(target)  # before the data are read
     temporary = _check_disk(target, source, add_reverse, x_dtype)
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     # bytes for the progress: features, int16 labels, edges as they are read and as they are sorted
@@ -340,7 +340,7 @@ def convert(
         writer = StoreWriter(folder)
         writer.entries["summary"] = counts
         _Conversion(source, writer, x_dtype, done).write(splits, add_reverse, workspace)
-        source.check_unchanged()
+        source.check_unchanged()  # before the new store appears
         writer.finish(
             source.name,
             source.num_classes,

@@ -110,7 +110,7 @@ def describe(folder: Path, file: Path) -> Description:
     drafts = _drafts(folder)
     canonical = [draft for draft in drafts if draft.stem]
     missing = missing_roles([draft.column_roles for draft in canonical])
-    undecided = [
+    undecided = [  # columns that need a role from the user
         f"{draft.file.path.name}: {name!r}"
         for draft in canonical
         for name, role in draft.roles.items()
@@ -121,7 +121,7 @@ def describe(folder: Path, file: Path) -> Description:
         if unread:
             print(f"{folder}: not read, as dataset.yaml gives no role: {unread}", file=sys.stderr)
         return Description(folder, [draft.file for draft in canonical], is_declared=False)
-    why = f"names do not decide all roles ({[*undecided, *missing][0]})"
+    why = f"names do not decide all roles ({[*undecided, *missing][0]})"  # the first reason
     if file.exists():  # it has options only, and a draft would replace it
         raise InputError(f"{file}: expected roles of `files`: {why}")
     head = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]

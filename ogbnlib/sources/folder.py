@@ -117,7 +117,7 @@ def _open_described(description: Description) -> Source:
     """
     tables = [_open_table(file) for file in description.files if file.role != LEFT_OUT]
     for problem in missing_roles([[*table.roles.values()] for table in tables]):
-        raise InputError(f"{description.folder}: {problem}")
+        raise InputError(f"{description.folder}: {problem}")  # the first one
     return _Folder(description, tables).source()
 
 
@@ -180,7 +180,7 @@ def _to_rows(piece: Piece, width: int) -> Array:
     lists = piece.values
     lengths = pc.list_value_length(lists).fill_null(-1)  # an empty cell is refused, too
     piece.refuse(pc.not_equal(lengths, width), f"a list of {width} numbers")
-    flat = lists.flatten()
+    flat = lists.flatten()  # [n * width]
     if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
         flat = replace(piece, values=flat, width=width).cast("double", "a number")
     return numbers(flat).reshape(-1, width)
@@ -211,7 +211,7 @@ class _Folder:
     def _refuse_rows(self) -> None:
         """Refuse rows without ids next to a table of nodes whose ids are row numbers out of order."""
         assert self.nodes.names is not None
-        named, column = self.nodes.names
+        named, column = self.nodes.names  # the table and its column with the names
         for table in self.tables:
             roles = {*table.roles.values()} - {LEFT_OUT}
             splits = roles & {*SPLITS}
@@ -249,7 +249,7 @@ class _Folder:
         num_classes = self.description.options.num_classes
         if label is not None:
             labels, num_classes, names = read_labels(label, self.nodes, num_classes)
-            chunks = partial(slices, labels, _CHUNK_NODES)
+            chunks = partial(slices, labels, _CHUNK_NODES)  # each call starts again
             return {"label_chunks": chunks, "num_classes": num_classes, "label_names": names}
         values = _Rows(next(table for table in self.tables if table.all("value")), "value")
         check_rows(values.table, self.nodes, self.nodes.num_nodes)
@@ -258,7 +258,7 @@ class _Folder:
 
         def target_chunks() -> Iterator[Array]:
             for rows in clean_targets(values.chunks(self.nodes), str(values.table.file)):
-                yield rows.reshape(len(rows), *values.row_shape)
+                yield rows.reshape(len(rows), *values.row_shape)  # [n, 1] as [n] if not lists
 
         return {"label_chunks": target_chunks, "num_classes": 0, "target_shape": values.row_shape}
 

@@ -206,7 +206,7 @@ class _PartsTable(Table):
         filled = [file for file in files if file.stat().st_size] or files[:1]
         self._parts = [open_table(file, header, role) for file in filled]
         first = self._parts[0]
-        super().__init__(path, first.names)
+        super().__init__(path, first.names)  # those of the other parts are compared below
         self.header = first.header
         self.index = first.index
         for part in self._parts[1:]:
@@ -242,7 +242,7 @@ def open_table(path: Path, header: bool | None = None, role: str = "") -> Table:
         role: the role of an array; "edges" has two columns.
     """
     with naming(path, "a table"):
-        files = files_of(path)
+        files = files_of(path)  # [path] for a file
         kind = format_of(path)
         table: Table
         if files != [path]:
