@@ -123,8 +123,7 @@ def store_from_arrays(
 
 
 def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
-    has_rows = y.ndim in (1, 2) and len(y) == num_nodes and y.size > 0  # [N] or [N, T], T above 0
-    if not has_rows:
+    if y.ndim not in (1, 2) or len(y) != num_nodes or not y.size:  # neither [N] nor [N, T]
         raise InputError(
             f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
         )

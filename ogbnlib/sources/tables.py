@@ -190,8 +190,8 @@ class _FeatherTable(Table):
         self.index = _index_of(schema)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        numbers = sorted(self.names.index(name) for name in columns)
-        options = pa.ipc.IpcReadOptions(included_fields=numbers)  # decompress only these columns
+        # other columns are not decompressed
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(map(self.names.index, columns)))
         batches = pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
         for batch in map(batches.get_batch, range(batches.num_record_batches)):
             for begin in range(0, batch.num_rows, rows):
