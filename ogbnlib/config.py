@@ -5,7 +5,6 @@ torch nor numpy.
 """
 
 import inspect
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -16,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from . import parameters as p
-from .errors import InputError, clear_errors, naming, unknown_name
-from .files import write_json
+from .errors import InputError, clear_errors, unknown_name
+from .files import parse_json, read_whole, write_json
 from .registry import MODELS, POLICIES, Policy
 
 Loading: Any = Literal[tuple(POLICIES)]
@@ -194,8 +193,7 @@ class TrainConfig(BaseModel):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file of `save`; `InputError` if it is missing or damaged, has bad values, or is of a
         version whose runs this one can't go on with."""
-        with naming(path, "a JSON object of parameters"):
-            values = dict(json.loads(Path(path).read_text()))
+        values = parse_json(read_whole(Path(path)), path, "a JSON object of parameters")
         unknown = sorted(values.keys() - cls.model_fields.keys() - _REMOVED.keys())
         if unknown:
             raise InputError(

@@ -46,11 +46,11 @@ def read_options(
 ) -> tuple[dict[str, Any], str | None]:
     """Return parameters and memory limit of the options, which override those of the file."""
     values = read_parameters(config) if config else {}
-    limit_in_file = no_value(values.pop("memory_limit", None))
+    limit_in_file = no_value(values.pop("memory_limit", None))  # "none" in YAML is None
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
 
 
-def _print_store(store: Any, as_json: bool) -> None:
+def _print_store(store: Any, as_json: bool) -> None:  # of a `Store`
     from .graph.summary import summarized
 
     facts = {
@@ -62,7 +62,7 @@ def _print_store(store: Any, as_json: bool) -> None:
         "bytes": store.nbytes,
         "undirected": store.undirected,
         "splits": dict(store.num_seeds),
-        **store.summary,
+        **store.summary,  # counts of the conversion, such as dropped_edges
     }
     show(facts, summarized(store), as_json)
 
@@ -85,10 +85,9 @@ def synth(
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
     from .sources.synth import synthesize, synthesize_store
 
-    progress = not as_json
     if format == "store":
         store = synthesize_store(
-            directory, scale=scale, seed=seed, undirected=undirected, progress=progress
+            directory, scale=scale, seed=seed, undirected=undirected, progress=not as_json
         )
         return _print_store(store, as_json)
     if format != "raw":
@@ -110,11 +109,7 @@ def download(
     from .sources.official import fetch
 
     folder = fetch(name, data_dir, say=say, progress=not as_json)
-    show(
-        {"name": name, "path": str(folder)},
-        f"{folder}: {name}; {name} is its name as a data set",
-        as_json,
-    )
+    show({"name": name, "path": str(folder)}, f"{folder}: the data set {name}", as_json)
 
 
 @app.command()

@@ -19,14 +19,14 @@ class InputError(ValueError):
     """A user's mistake: names the file or parameter, the expected and the actual value, and the
     remedy."""
 
-    def _render_traceback_(self) -> list[str]:  # one line in a notebook
+    def _render_traceback_(self) -> list[str]:  # IPython shows these lines: one in a notebook
         return [printable(f"{type(self).__name__}: {self}")]
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
     """Make IPython show these lines, by default one, in place of the error's traceback."""
     shown = lines or [f"{type(error).__name__}: {error}"]
-    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # the hook of IPython
+    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # IPython calls it
     return error
 
 
@@ -48,12 +48,12 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained withou
 def explained(error: BaseException) -> BaseException:
     """Return a file-system error as `InputError` with path, cause and remedy, others as they are."""
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
-        return error
+        return error  # of a library or the network, with a sentence of its own
     if error.errno == errno.ENOMEM:  # a refused map of a file says nothing of the file
         return error
-    named = isinstance(error.filename, str | bytes | os.PathLike)
-    where = os.fsdecode(error.filename) if named else "a file"
-    if not named and error.errno not in _DISK:
+    has_path = isinstance(error.filename, str | bytes | os.PathLike)  # not None or a descriptor
+    where = os.fsdecode(error.filename) if has_path else "a file"
+    if not has_path and error.errno not in _DISK:
         return error
     remedy = _REMEDIES.get(error.errno, "check the path and its disk")
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy}")
@@ -67,7 +67,7 @@ def clear_errors() -> Iterator[None]:
     except OSError as error:
         clear = explained(error)
         if clear is error:
-            raise
+            raise  # with its whole traceback
         raise clear from None
 
 
@@ -83,17 +83,14 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
     except InputError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None:  # from the system
             error.filename = error.filename or (path and str(path))
             raise
         if not expected or isinstance(error, MemoryError):
             raise
-        texts = [
-            f"{path}: expected {expected}, found damage or other content "
-            f"({' '.join(str(error).split())})",
-            remedy,
-        ]
-        raise InputError("; ".join(filter(None, texts))) from None
+        problem = " ".join(str(error).split())  # on one line
+        text = f"{path}: expected {expected}, found damage or other content ({problem})"
+        raise InputError(f"{text}; {remedy}" if remedy else text) from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
@@ -103,19 +100,19 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
     A small number without a unit is an `InputError`, because `8` may mean 8 bytes, 8 MB as in
     Slurm, or 8 GB.
     """
-    example = f'{name}: expected a size such as "8 GB" or "512 MB"'
+    expected = f'{name}: expected a size such as "8 GB" or "512 MB"'
     text = str(value).strip()
     match = _SIZE.match(text)
     if not match:
-        raise InputError(f"{example}, got {value!r}")
-    number, prefix, _, suffix = match.groups()
-    if not prefix and not suffix and float(number) < 2**20:
+        raise InputError(f"{expected}, got {value!r}")
+    number, prefix, _, suffix = match.groups()  # "1.5", "G", "i", "B"
+    if not prefix and not suffix and float(number) < 2**20:  # no unit, less than 1 MB
         raise InputError(
-            f'{example}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"'
+            f'{expected}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"'
         )
     count = float(number) * _BINARY[prefix.upper()]
     if not 1 <= count < 2**60:
-        raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")
+        raise InputError(f"{expected}, above zero and below 2**60 bytes, got {value!r}")
     return int(count)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from .errors import InputError, clear_errors, format_bytes, naming, printable
 
 StrPath = str | os.PathLike[str]
-_MOST_BYTES = 2**30  # of a run's file; a year's events and samples have less than 100 MB
+_MOST_BYTES = 2**30  # of a file to read; a year's events and samples have less than 100 MB
 
 
 def home(path: StrPath) -> Path:
@@ -31,7 +31,7 @@ def home(path: StrPath) -> Path:
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
     expanded = os.path.expanduser(text)
-    if expanded.startswith("~"):
+    if expanded.startswith("~"):  # a user without a home, or no HOME
         raise InputError(
             f"{text}: expected a path, found {text.partition('/')[0]} without a home folder; set "
             "HOME or write the path in full"
@@ -67,8 +67,8 @@ def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
-            part.unlink(missing_ok=True)
-        sync(path.parent)
+            part.unlink(missing_ok=True)  # after an error
+        sync(path.parent)  # so that the new name survives a power cut
 
 
 def sibling_path(path: Path, suffix: str) -> Path:
@@ -77,12 +77,12 @@ def sibling_path(path: Path, suffix: str) -> Path:
 
 
 def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
-    """Return whether `path`, a guessable name, exists; refuse what others may have put there.
+    """Return whether `path`, a name that others can guess, exists.
 
-    Refused are a link, another user's file or folder, and one of another kind.
+    Refused are a link, another user's file or folder, and one whose mode `is_kind` does not accept.
     """
     try:
-        status = os.lstat(path)
+        status = os.lstat(path)  # of a link itself, not of its target
     except FileNotFoundError:
         return False
     _check_status(status, path, is_kind)
@@ -90,7 +90,7 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
 
 
 def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> None:
-    owners = {os.geteuid(), 0}
+    owners = {os.geteuid(), 0}  # this user and root
     if owners == {0}:  # in a container root works in folders of the host's users
         owners.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
     is_file = stat.S_ISREG(status.st_mode)
@@ -109,14 +109,27 @@ def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int]
 
 
 @clear_errors()
-def regular(path: Path) -> Path:
-    """Return the path of a file to read whole; `InputError` for a pipe or a device, which would
-    never end, and for a file above 1 GB."""
-    status = path.stat()
+def read_whole(path: Path) -> bytes:
+    """Read a file of a run or a store; `InputError` for a pipe or a device, which would never end,
+    and for a file above 1 GB."""
+    status = path.stat()  # before `open`, which would wait for the writer of a pipe
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-        kind = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"
-        raise InputError(f"{path}: expected a file of a run, found {kind}")
-    return path
+        kind = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"  # "prw-r--r-- of"
+        raise InputError(f"{path}: expected a file of at most 1 GB, found {kind}")
+    return path.read_bytes()
+
+
+def parse_json(data: bytes, path: StrPath, expected: str, remedy: str = "") -> dict[str, Any]:
+    """Parse the content of the file `path`: a JSON object of finite numbers, at most 100 levels.
+
+    Any other content is an `InputError`, whose message has `path`, `expected` and `remedy`.
+    """
+    with naming(path, expected, remedy):
+        content = {**json.loads(data)}  # fails if it is no object
+        text = json.dumps(content, indent=1, allow_nan=False)  # fails for NaN and infinity
+        if "\n" + 101 * " " in text:  # a line begins with a blank for each level around it
+            raise ValueError("more than 100 levels of lists and objects")
+    return content
 
 
 def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
@@ -126,13 +139,13 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
     """
     safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
     try:
-        descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)
+        descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)  # emptied below, if checked
     except OSError as error:
-        if error.errno != errno.EISDIR:
-            check_own(path, stat.S_ISREG)
+        if error.errno != errno.EISDIR:  # "is a directory" says enough
+            check_own(path, stat.S_ISREG)  # raises the reason, such as a link
         raise
     try:
-        _check_status(os.fstat(descriptor), path, stat.S_ISREG)
+        _check_status(os.fstat(descriptor), path, stat.S_ISREG)  # of this file, whatever its name
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -144,7 +157,7 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Write all of `data`, at the descriptor's position or from byte `offset` on."""
     view = memoryview(data)  # a full disk takes a part of it; the next call then fails
-    done = 0
+    done = 0  # bytes
     while done < len(view):
         if offset is None:
             done += os.write(descriptor, view[done:])
@@ -163,7 +176,7 @@ def sync(path: Path) -> None:
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its missing parents, and let them survive a power cut."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]  # to be synced
     path.mkdir(mode, parents=True, exist_ok=True)
     for folder in missing:
         with contextlib.suppress(PermissionError):  # a parent that may be written but not read
@@ -179,14 +192,13 @@ def write_json(path: StrPath, value: Any) -> None:
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is
     renamed to `path`."""
-    # After an error nothing is left behind. After a kill, the next process deletes the remains.
     with naming(path):
-        path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
+        path = Path(os.path.realpath(home(path)))  # if it is a link: replace its target
         make_folder(path.parent)
         part = sibling_path(path, "part")
         with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
             check_new(path)
-            if check_own(part):
+            if check_own(part):  # left by a killed process
                 shutil.rmtree(part)
             part.mkdir()
             try:
@@ -194,10 +206,10 @@ def new_folder(path: StrPath) -> Iterator[Path]:
                 for file in part.rglob("*"):
                     sync(file)
                 sync(part)
-                os.replace(part, path)
+                os.replace(part, path)  # also an empty folder `path`
             finally:
-                shutil.rmtree(part, ignore_errors=True)
-            sync(path.parent)
+                shutil.rmtree(part, ignore_errors=True)  # after an error
+            sync(path.parent)  # so that the new name survives a power cut
 
 
 def check_new(path: Path) -> None:
@@ -218,20 +230,21 @@ def file_system(path: StrPath) -> str:
 
     real_path = Path(os.path.realpath(path))
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    # the longest mount point that contains the path
     return mounts.get(max(filter(real_path.is_relative_to, mounts), key=len, default=""), "")
 
 
 def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
     """Refuse a disk with less than `needed_bytes` free, which the message calls `expected`."""
     path = home(path).absolute()
-    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())  # that exists
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise InputError(f"{path}: expected {expected}, found {format_bytes(free)}")
 
 
 def is_held(path: StrPath) -> bool:
-    """Whether a process has this lock; on some network file systems, one of this machine.
+    """Whether a process has the lock `path`; some network file systems know this machine's alone.
 
     Nothing is written. A link is not followed but raises OSError.
     """
@@ -240,29 +253,29 @@ def is_held(path: StrPath) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if another one has it
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)
+        os.close(descriptor)  # which releases the lock again
     return False
 
 
-def _hold(path: StrPath) -> int | None:
-    # A killed process loses the lock. A child that inherits the descriptor shares the lock, which
-    # lasts until the last of these processes ends.
+def _lock(path: StrPath) -> int | None:
+    # Return the locked file's descriptor; None while another process has the lock. A killed process
+    # loses it. A child that inherits the descriptor shares it, until the last of them ends.
     while True:
         descriptor = open_to_write(path, os.O_RDWR)
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, descriptor)
+            stack.callback(os.close, descriptor)  # unless the lock is taken, see `pop_all`
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            if os.fstat(descriptor).st_nlink:  # else its last owner has just removed it
+            if os.fstat(descriptor).st_nlink:  # else the last owner has just deleted it: try again
                 os.ftruncate(descriptor, 0)
                 write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                stack.pop_all()
+                stack.pop_all()  # keeps the descriptor open
                 return descriptor
 
 
@@ -270,7 +283,7 @@ def _hold(path: StrPath) -> int | None:
 def locked(
     path: StrPath, problem: str, wait: Callable[[], None] | None = None, keep: bool = False
 ) -> Iterator[int]:
-    """Hold a lock file, created if it is missing, and yield its descriptor.
+    """Lock a file, created if it is missing, during the block, and yield its descriptor.
 
     Args:
         problem: Beginning of the `InputError` while another process has the lock.
@@ -281,19 +294,19 @@ def locked(
     path = Path(path)
     tries = 0
     try:
-        while (descriptor := _hold(path)) is None:
+        while (descriptor := _lock(path)) is None:
             if wait is not None:
                 wait()
             elif tries:
                 holder = "another process"
-                with contextlib.suppress(OSError):  # it may end now and remove the file
+                with contextlib.suppress(OSError):  # it may end now and delete the file
                     holder = printable(path.read_text(errors="replace")).strip() or holder
                 raise InputError(f"{problem} by {holder}; wait for it or end it")
             tries += 1
-            # `is_held` in another process may take the lock for a moment
+            # the first failure may be due to `is_held` of another process, which locks for a moment
             time.sleep(0.5 if wait else 0.1)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # no locks there
             raise
         warnings.warn(
             f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3
@@ -303,7 +316,7 @@ def locked(
         yield descriptor
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before the release, so that `_hold` can notice
+            path.unlink(missing_ok=True)  # before the release: `_lock` sees that it has no name
             with contextlib.suppress(OSError):  # no locks on this disk
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # in forks, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for forks, which share it
         os.close(descriptor)

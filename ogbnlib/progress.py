@@ -10,7 +10,7 @@ from typing import Any
 
 from .display import Live
 from .errors import format_bytes
-from .files import regular
+from .files import read_whole
 
 
 def seconds(value: float) -> str:
@@ -60,7 +60,7 @@ Progress = bool | Callable[[Count], object]  # whether to show it, or a function
 def read_count(path: Path) -> Count | None:
     """Read a progress.json; None if it is missing, half written or has other content."""
     with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-        count = Count(**json.loads(regular(path).read_bytes()))
+        count = Count(**json.loads(read_whole(path)))
         str(count)  # fails if a value is not a number
         return count
     return None

@@ -14,7 +14,7 @@ from conftest import files_of, left_in, python_child, tree, write_run
 
 from ogbnlib import TrainConfig, convert, files, list_runs, open_store, run
 from ogbnlib.errors import InputError, clear_errors, naming
-from ogbnlib.files import home, is_held, locked, new_folder, open_to_write, write_json
+from ogbnlib.files import home, is_held, locked, new_folder, open_to_write, parse_json, write_json
 from ogbnlib.memory.recorder import Recorder
 from ogbnlib.progress import Count
 from ogbnlib.runs.attempt import open_run_dir
@@ -291,6 +291,28 @@ def test_a_missing_path_is_named_with_the_working_folder(
         # one line in a notebook
         assert caught.value._render_traceback_() == [f"InputError: {caught.value}"]
     assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "null", "", "{", '{"a": NaN}', '{"a": [-1e400]}', '{"a":' * 101 + "1" + "}" * 101],
+)
+def test_json_of_a_run_or_a_store_is_one_finite_object(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match=r"^x\.json: expected a run, found damage .*; delete it$"):
+        parse_json(content.encode(), "x.json", "a run", "delete it")
+    (tmp_path / "store.json").write_text(content)
+    with pytest.raises(InputError, match=r"store\.json: expected a JSON object"):
+        open_store(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=r"config\.json: expected a JSON object"):
+        TrainConfig.load(tmp_path / "config.json")
+
+
+def test_a_file_above_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "store.json").touch()
+    os.truncate(tmp_path / "store.json", 2**30 + 1)
+    with pytest.raises(InputError, match=r"store\.json: expected a file of at most 1 GB"):
+        open_store(tmp_path)
 
 
 def test_an_interrupted_conversion_leaves_no_file(tmp_path: Path, tiny_dir: Path) -> None:

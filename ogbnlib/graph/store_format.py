@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, naming
-from ..files import StrPath, whereabouts
+from ..errors import InputError
+from ..files import StrPath, parse_json, read_whole, whereabouts
 
 SPLITS = ("train", "valid", "test")
 
@@ -120,14 +120,9 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"{path}: expected a store ({META} in it), found none; `python -m ogbnlib convert` makes "
             f"one of other data{whereabouts()}"
         )
-    text = file.read_bytes()
-    with naming(file, "JSON", "convert again"):
-        meta = json.loads(text)
-    if (
-        not isinstance(meta, dict)
-        or meta.get("format") != FORMAT
-        or meta.get("version") not in (VERSION, INT8_VERSION, TARGETS_VERSION)
-    ):
+    text = read_whole(file)
+    meta = parse_json(text, file, "a JSON object", "convert again")
+    if meta.get("format") != FORMAT or meta.get("version") not in range(1, TARGETS_VERSION + 1):
         raise InputError(
             f"{file}: expected {FORMAT}, version {VERSION} to {TARGETS_VERSION}; "
             "use a newer ogbnlib or convert again"

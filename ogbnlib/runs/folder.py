@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..config import TrainConfig
 from ..display import html_card
-from ..errors import InputError, clear_errors
-from ..files import StrPath, home, is_held, regular, whereabouts
+from ..errors import InputError, clear_errors, naming
+from ..files import StrPath, home, is_held, parse_json, read_whole, whereabouts
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
@@ -86,7 +85,7 @@ class Run:
     @cached_property
     def config(self) -> TrainConfig:
         """The resolved config; `InputError` for the run of a watched command."""
-        return TrainConfig.load(regular(self.paths.config))
+        return TrainConfig.load(self.paths.config)
 
     @property
     def known_config(self) -> TrainConfig | None:
@@ -162,16 +161,10 @@ class Run:
         data = _content(path)
         if not data:
             return {}
-        try:
-            result = json.loads(data)
-            if not isinstance(result, dict):
-                raise ValueError("no object")
-            read_diagnosis(result) or read_facts(result)  # raise ValueError for wrong types
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path}: expected the result of a run, found other content ({error}). Move the "
-                "file away to have the rest of the run diagnosed."
-            ) from None
+        remedy = "move the file away to have the rest of the run diagnosed"
+        with naming(path, "the result of a run", remedy):
+            result = parse_json(data, path, "the result of a run", remedy)
+            read_diagnosis(result) or read_facts(result)  # raises ValueError for wrong types
         return result
 
     @cached_property
@@ -307,7 +300,7 @@ class Run:
 
 @clear_errors()
 def _content(path: Path) -> bytes:  # with clear errors for the public properties of a run
-    return regular(path).read_bytes() if path.exists() else b""
+    return read_whole(path) if path.exists() else b""
 
 
 def _count(run_dir: Path, record: Record) -> Count | None:

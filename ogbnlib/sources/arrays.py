@@ -38,9 +38,9 @@ def from_arrays(
 
     The arguments are those of `store_from_arrays`.
     """
-    edges = as_numpy(edge_index, "edge_index")
-    features = as_numpy(x, "x")
-    labels = as_numpy(y, "y")
+    edges = as_numpy(edge_index, "edge_index")  # [2, E]
+    features = as_numpy(x, "x")  # [N, F]
+    labels = as_numpy(y, "y")  # classes [N] or [N, 1], or targets [N] or [N, T]
     if features.ndim != 2 or 0 in features.shape:
         raise InputError(
             "x: expected features [N, F] of at least one node and feature, got shape "
@@ -57,13 +57,13 @@ def from_arrays(
     if targets and num_classes is not None:
         raise InputError("num_classes: expected without targets, which have no classes")
     if targets:
-        num_classes = 0
+        num_classes = 0  # the sign of targets in a `Source`
     elif num_classes is None:
         num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), "y")
-    ids_of = _split_ids(splits, num_nodes)
+    ids_of = _split_ids(splits, num_nodes)  # int64 ids of each split
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        ends = zip(*(slices(row, chunk_edges) for row in edges), strict=True)
+        ends = zip(*(slices(row, chunk_edges) for row in edges), strict=True)  # (sources, targets)
         return checked_edges(ends, num_nodes, "edge_index")
 
     return Source(
@@ -77,19 +77,19 @@ def from_arrays(
         x_chunks=lambda: slices(features, npz.CHUNK_BYTES // (features.itemsize * num_features)),
         label_chunks=lambda: _label_chunks(labels, num_classes),
         target_shape=labels.shape[1:] if targets else (),
-        read_splits=lambda: dict(ids_of),
+        read_splits=lambda: dict(ids_of),  # a copy, since the caller may change it
         features_at="x",
     )
 
 
 def _label_chunks(values: Array, num_classes: int) -> Iterator[Array]:
-    chunks = slices(values, npz.CHUNK_BYTES // max(1, values[:1].nbytes))
+    chunks = slices(values, npz.CHUNK_BYTES // max(1, values[:1].nbytes))  # bytes of a row
     if not num_classes:
-        yield from clean_targets(chunks, "y")
+        yield from clean_targets(chunks, "y")  # float32 [n] or [n, T]
         return
-    begin = 0
+    begin = 0  # node of the chunk's first label
     for chunk in chunks:
-        labels = chunk.reshape(-1)
+        labels = chunk.reshape(-1)  # [n, 1] as [n]
         yield clean_labels(labels, num_classes, by_node("y", labels, begin))
         begin += len(labels)
 
@@ -123,14 +123,12 @@ def store_from_arrays(
 
 
 def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
-    are_targets = targets and y.ndim in (1, 2) and len(y) == num_nodes and y.size
-    if are_targets or y.shape in {(num_nodes,), (num_nodes, 1)}:
-        return
-    if y.ndim == 2 and len(y) == num_nodes:
+    if y.ndim not in (1, 2) or len(y) != num_nodes or not y.size:  # neither [N] nor [N, T]
+        raise InputError(
+            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
+        )
+    if not targets and y.shape[1:] not in {(), (1,)}:
         refuse_several_labels("y", y.shape[1])
-    raise InputError(
-        f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
-    )
 
 
 def _split_ids(splits: Any, num_nodes: int) -> dict[str, Array]:
@@ -142,11 +140,12 @@ def _split_ids(splits: Any, num_nodes: int) -> dict[str, Array]:
         split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]")
         for split, ids in splits.items()
     }
-    return {split: ids_of[split] for split in SPLITS}
+    return {split: ids_of[split] for split in SPLITS}  # in the order of `SPLITS`
 
 
 def as_numpy(value: Any, name: str) -> Array:
     """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
+    # a sparse tensor of torch, or a matrix of scipy; without an import of either
     if str(getattr(value, "layout", "")).startswith("torch.sparse") or hasattr(value, "nnz"):
         raise InputError(
             f"{name}: expected a dense array, got a sparse one; an edge_index is torch_geometric.utils"
@@ -154,27 +153,28 @@ def as_numpy(value: Any, name: str) -> Array:
             "destinations, as in PyG's adj_t; for scipy it is from_scipy_sparse_matrix"
         )
     try:
-        if hasattr(value, "detach"):
+        if hasattr(value, "detach"):  # a tensor
             value = value.detach().cpu().numpy()
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}"
         ) from None
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub":  # float, int, unsigned or bool
         raise InputError(f"{name}: expected numbers, got {array.dtype}")
     return array
 
 
 def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
-    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, also of zeros
-    and ones if the values `are_mask`."""
+    """Return int64 node ids [n], unchecked, from ids [n] or from a mask [N] of booleans. With
+    `are_mask`, refuse ids, and accept a mask of zeros and ones."""
     ids = as_numpy(values, name)
-    is_flags = ids.dtype.kind == "b" or (are_mask and np.isin(ids, (0, 1)).all())
-    if ids.ndim == 1 and is_flags:
+    is_mask = ids.dtype.kind == "b" or (are_mask and np.isin(ids, (0, 1)).all())
+    if ids.ndim == 1 and is_mask:
         if len(ids) != num_nodes:
             raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
-        return np.flatnonzero(ids)
+        return np.flatnonzero(ids)  # the nodes whose value is true
+    # an empty list is an array of float64, and has no ids
     if are_mask or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = ""
         if ids.ndim == 2:

@@ -21,8 +21,9 @@ from ..errors import InputError, naming
 from ..graph.npz import Array
 from .labels import most_exact
 
+# beginnings of arrow's types of text, which `Piece.decoded` casts to "string"
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
-BATCH_ROWS = 2**17
+BATCH_ROWS = 2**17  # 1 MB of a column of numbers
 
 
 class Table:
@@ -34,7 +35,7 @@ class Table:
         names: the columns' names; columns without names are called "1", "2", ...
         header: whether the file itself contains these names.
         index: names of columns that pandas wrote for the index of a frame.
-        roles: the role of each column, in the order of the file.
+        roles: the role of each column by its name, in the order of the file; set by the caller.
     """
 
     header = True
@@ -46,7 +47,7 @@ class Table:
         self.names = list(names)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        """Yield the next values of each of `columns`, about `rows` at a time."""
+        """Yield the next values of each of `columns`, one array a column, about `rows` at a time."""
         raise NotImplementedError
 
     @cached_property
@@ -61,7 +62,7 @@ class Table:
 
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
         """Yield the next rows of `columns`: at most `rows`, or from a text file those in 4 MB."""
-        begin = 0
+        begin = 0  # row
         with naming(self.file, "a table"):
             for batch in self.arrays(columns, rows):
                 yield [
@@ -77,50 +78,51 @@ class Table:
         """Return the names of the columns with one of these roles."""
         return [name for name, role in self.roles.items() if role in roles]
 
-    def first(self, *roles: str) -> str | None:
+    def first(self, *roles: str) -> str | None:  # None: no column has one of these roles
         return next(iter(self.all(*roles)), None)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive values of a column; `begin` is the row number of the first one."""
+    """Consecutive values of a column."""
 
     table: Table
-    name: str
+    name: str  # of the column
     values: pa.Array
-    begin: int
+    begin: int  # the row of the first value, from 0 on
+    width: int = 1  # values in a row: more than 1 for the values of lists
 
     def decoded(self) -> Piece:
-        """Return the piece with dictionary-encoded values decoded, and with text as strings."""
+        """Return the piece with text as strings, and each code of a dictionary as its value."""
         values = self.values
-        if pa.types.is_dictionary(values.type):
+        if pa.types.is_dictionary(values.type):  # such as a pandas categorical
             values = values.dictionary_decode()
-        piece = replace(self, values=values)
         if str(values.type).startswith(_TEXTS):
-            return replace(piece, values=piece.cast("string", "text in UTF-8"))
-        return piece
+            values = replace(self, values=values).cast("string", "text in UTF-8")
+        return replace(self, values=values)
 
     def refuse(
         self, wrong: Sequence[bool] | Array | pa.Array, expected: str, hint: str = ""
     ) -> None:
         """Raise an `InputError` that names the first row where `wrong` is true, if there is any."""
-        rows = np.flatnonzero(wrong)
-        if len(rows):
-            at = int(rows[0])
-            file, row = self.table.location(self.begin + at)
-            value = reprlib.repr(self.values[at].as_py())
+        positions = np.flatnonzero(wrong)
+        if len(positions):
+            first = int(positions[0])
+            file, row = self.table.location(self.begin + first // self.width)
+            value = reprlib.repr(self.values[first].as_py())  # shortened if it is long
             raise InputError(
                 f"{file}, column {self.name!r}, row {row}: expected {expected}, found {value}{hint}"
             )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
-        """Return the values as int64, double or string; an empty cell of numbers becomes null.
+        """Return the values as "int64", "double" or "string"; an empty cell of numbers as null.
 
-        The error about a value that can't be cast ends with `hint`.
+        The error about the first value that can't be cast ends with `hint`.
         """
         values = _cast(self.values, kind)
         if values is None:
             rows = np.arange(len(self.values))
+            # one by one, as arrow does not say which value it can't cast
             first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
             if not pa.types.is_string(self.values.type):
                 hint = f" ({self.values.type}){hint}"
@@ -128,33 +130,34 @@ class Piece:
         return values
 
     def keys(self, kind: str, expected: str) -> Array:
-        """Return a number of 64 bits for each name, its own or a hash; refuse a missing name."""
+        """Return a 64-bit number for each name: for the `kind` "int64" the name itself, for
+        "string" its hash, uint64; refuse a missing name."""
         keys = self.cast(kind, expected)
         if kind == "int64":
             self.refuse(keys.is_null(), expected)
             return numbers(keys)
-        self.refuse(np.asarray(keys.fill_null("")) == "", expected)
+        self.refuse(np.asarray(keys.fill_null("")) == "", expected)  # an empty cell or text
         return hashes(numbers(keys))
 
     def flags(self) -> Array:
         """Return the booleans of a mask of true, false, 1, 0 or empty cells, in any case."""
         expected = "true or false"
         words = pc.utf8_lower(pc.fill_null(self.cast("string", expected), ""))
-        truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
-        is_flag = pc.or_(truth, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
+        is_true = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
+        is_flag = pc.or_(is_true, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
         self.refuse(pc.invert(is_flag), expected)
-        return numbers(truth)
+        return numbers(is_true)
 
 
 def _cast(values: pa.Array, kind: str) -> pa.Array | None:
-    """Return the values as another type, or None if one of them can't be cast."""
+    """Return the values as arrow's type `kind`, or None if one of them can't be cast."""
     if pa.types.is_string(values.type) and kind != "string":
         # most columns have no empty cells, and to find them takes longer than to cast
         for text in (values, _without_empty(values)):
             with contextlib.suppress(pa.ArrowInvalid):
                 return text.cast(kind)
         with contextlib.suppress(pa.ArrowInvalid):
-            return _cast(text.cast("double"), kind)
+            return _cast(text.cast("double"), kind)  # whole numbers such as "3.0"
         if kind == "double":
             with contextlib.suppress(pa.ArrowInvalid):
                 return text.cast("bool").cast("double")  # True and False, as pandas writes them
@@ -164,18 +167,19 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
         if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
             return None
         if pa.types.is_floating(values.type):
-            most = most_exact(np.dtype(values.type.to_pandas_dtype()))
-            if (pc.max(pc.abs(values.cast("double"))).as_py() or 0) > most:
+            most = most_exact(np.dtype(values.type.to_pandas_dtype()))  # beyond it, floats round
+            largest = pc.max(pc.abs(values.cast("double"))).as_py() or 0  # None if all are null
+            if largest > most:
                 return None
             values = values.cast("double")
     with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return values.cast(kind, safe=kind != "double")
+        return values.cast(kind, safe=kind != "double")  # a double may round a large int64
     return None
 
 
 def _without_empty(values: pa.Array) -> pa.Array:
-    values = pc.utf8_trim_whitespace(values)
-    return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+    trimmed = pc.utf8_trim_whitespace(values)
+    return pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed)
 
 
 def numbers(values: pa.Array) -> Array:

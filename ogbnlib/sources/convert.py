@@ -42,49 +42,47 @@ _DEFAULT_BYTES = 2**30
 _KERNEL_BYTES = 96 * 2**20  # to compile the kernels (numba)
 # chunks of features and edges, and written pages that are not yet on disk
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES
-_MIN_WORKSPACE = 32 * 2**20
+_MIN_WORKSPACE = 32 * 2**20  # for sorting the edges
 _WIDE = 100  # times the median standard deviation of the columns
 
 Item = TypeVar("Item")
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield `items`; a second thread produces the next one while the caller uses the current one.
-
-    Decompressing takes half of the time.
-    """
+    """Yield `items`, none of which is None; a second thread reads and decompresses the next one,
+    half of the work, while the caller uses the current one."""
     # Callers close this generator explicitly. Otherwise the garbage collector may close it in a
     # thread that is just starting. There the wait for the second thread never returns, because
     # Python 3.11 then holds the lock that guards the ends of all threads.
     with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(next, items, None)
+        following = pool.submit(next, items, None)  # None after the last item
         while (item := following.result()) is not None:
             following = pool.submit(next, items, None)
             yield item
 
 
 def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
-    """Return the ids of the splits, and the label counts of the store's summary.
+    """Return the int64 ids of each split, and the label counts of the store's summary.
 
     With the option `drop_unlabelled`, the splits have no unlabelled nodes. A split that training
     could not use is refused.
     """
     labelled = NodeSet(source.num_nodes)
-    begin = 0
-    sizes = np.zeros(source.num_classes, np.int64)
+    begin = 0  # node of the chunk's first label
+    class_sizes = np.zeros(source.num_classes, np.int64)  # nodes of each class; empty for targets
     for chunk in source.label_chunks():
-        some = is_labelled(chunk)
-        labelled.add(begin + np.flatnonzero(some))
+        has_label = is_labelled(chunk)  # bool [n]
+        labelled.add(begin + np.flatnonzero(has_label))
         if source.num_classes:
-            np.add.at(sizes, chunk[some], 1)
+            np.add.at(class_sizes, chunk[has_label], 1)
         begin += len(chunk)
     splits = source.read_splits()
-    num_seeds = sum(map(len, splits.values()))
+    num_seeds = sum(map(len, splits.values()))  # before nodes are dropped
     if source.options.drop_unlabelled:
         for name, ids in splits.items():
-            bare = (ids >= 0) & (ids < source.num_nodes)
-            bare[bare] = ~labelled.contains(ids[bare])
-            splits[name] = ids[~bare]
+            is_dropped = (ids >= 0) & (ids < source.num_nodes)  # others are refused below
+            is_dropped[is_dropped] = ~labelled.contains(ids[is_dropped])
+            splits[name] = ids[~is_dropped]
     for name, problem in split_problems(
         splits,
         source.num_nodes,
@@ -95,7 +93,7 @@ def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]
         raise InputError(f"{source.where(name)}: {problem}")
     counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
-        counts = count_labels(sizes, source.num_nodes)
+        counts = count_labels(class_sizes, source.num_nodes)
     return splits, {**counts, "dropped_seeds": num_seeds - sum(map(len, splits.values()))}
 
 
@@ -108,11 +106,11 @@ class _Conversion:
 
     source: Source
     writer: StoreWriter
-    dtype: np.dtype[np.generic]
-    done: Callable[[int], object]
+    dtype: np.dtype[np.generic]  # of the stored features
+    done: Callable[[int], object]  # called with the bytes of each chunk, for the progress
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _sample: list[Array] = field(default_factory=list)  # rows of features
+    _sample: list[Array] = field(default_factory=list)  # some rows of features, [n, F] each
     _num_sampled: int = 0  # rows from which they were taken
 
     def write(self, splits: Mapping[str, Array], undirected: bool, workspace: int) -> None:
@@ -125,21 +123,21 @@ class _Conversion:
                 features.result()
                 self.writer.entries["summary"] |= self._scales()
             except CancelledError:
-                features.result()
+                features.result()  # raises the error of the second thread, which failed first
                 raise
             finally:
-                self._stop.set()
+                self._stop.set()  # if this thread failed: leaving `pool` waits for the second one
 
-    def _count(self, number: int) -> None:
+    def _count(self, num_bytes: int) -> None:
         if self._stop.is_set():
             raise CancelledError  # the other thread has failed, and its error is reported
-        with self._lock:
-            self.done(number)
+        with self._lock:  # `done` adds to one number, from two threads
+            self.done(num_bytes)
 
     def _write_chunks(
-        self, name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()
+        self, name: str, dtype: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()
     ) -> None:
-        with self.writer.create(name, kind, row_shape) as out:
+        with self.writer.create(name, dtype, row_shape) as out:
             for chunk in chunks:
                 out.write(chunk)
                 self._count(chunk.nbytes)
@@ -154,17 +152,17 @@ class _Conversion:
             workspace=workspace,
             done=self._count,
         )
-        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
-            edges.read(ahead)
+        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as chunks:
+            edges.read(chunks)  # to temporary files
         with (
             self.writer.create("row", index_dtype(source.num_nodes)) as row,
-            self.writer.create("colptr", "<i8") as colptr,
+            self.writer.create("colptr", "<i8") as colptr,  # int64, little-endian
         ):
             edges.write(row, colptr)
         self.writer.entries["summary"] |= {
             "edges_read": edges.num_read,
-            "dropped_edges": source.num_edges - edges.num_read,
-            "merged_edges": (1 + undirected) * edges.num_read - row.length,
+            "dropped_edges": source.num_edges - edges.num_read,  # of unknown nodes
+            "merged_edges": (1 + undirected) * edges.num_read - row.length,  # 0 if directed
         }
 
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:
@@ -172,13 +170,13 @@ class _Conversion:
         self._write_chunks(
             "y", label_dtype(source.num_classes), source.label_chunks(), source.target_shape
         )
-        for split, nodes in splits.items():
-            self.writer.write(split, nodes)
+        for split, ids in splits.items():
+            self.writer.write(split, ids)  # int64 [n]
         names = source.node_names()
         if names is not None:
-            self._write_chunks("node_name", *names)
+            self._write_chunks("node_name", *names)  # their dtype and chunks
         if source.label_names is not None:
-            self.writer.write("label_name", source.label_names)
+            self.writer.write("label_name", source.label_names)  # UTF-8 bytes [C]
 
     def _write_features(self) -> None:
         width = self.source.num_features
@@ -195,21 +193,21 @@ class _Conversion:
             with self._features(np.float32) as chunks:
                 self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))
         except BaseException:
-            self._stop.set()
+            self._stop.set()  # the first thread must not go on writing edges
             raise
 
     def _counted(self, chunk: Array) -> Array:
-        self._count(chunk.size)
+        self._count(chunk.size)  # one byte a value, as in the second pass over int8
         return chunk
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
-        with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
-            yield map(self._sampled, finite(ahead, dtype, self.source.features_at))
+        with contextlib.closing(_ahead(self.source.x_chunks())) as chunks:
+            yield map(self._sampled, finite(chunks, dtype, self.source.features_at))  # [n, F] each
 
     def _sampled(self, chunk: Array) -> Array:
-        # about 2**19 values of all chunks, which take 2 MB
-        step = -(-self.source.num_nodes * self.source.num_features // 2**19)
+        # Keep each `step`-th row of the data, about 2**19 values, which take 2 MB in float32.
+        step = -(-self.source.num_nodes * self.source.num_features // 2**19)  # rounded up
         self._sample.append(chunk[-self._num_sampled % step :: step].copy())
         self._num_sampled += len(chunk)
         return chunk
@@ -217,7 +215,7 @@ class _Conversion:
     def _scales(self) -> dict[str, str]:
         """Return the summary's entry on columns that larger numbers let outweigh the others."""
         spread = np.concatenate(self._sample).std(axis=0, dtype=np.float64)
-        usual = np.median(spread[spread > 0].tolist() or [1.0])
+        usual = np.median(spread[spread > 0].tolist() or [1.0])  # without constant columns
         names = self.source.columns(np.flatnonzero(spread > _WIDE * usual))
         return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
 
@@ -230,14 +228,14 @@ def _check_disk(
     The store's splits and node names are not counted.
     """
     num_pairs = source.num_edges * (1 + undirected)
-    item = np.dtype(index_dtype(source.num_nodes)).itemsize
-    per_node = (
-        8
+    id_bytes = np.dtype(index_dtype(source.num_nodes)).itemsize
+    bytes_per_node = (
+        8  # an int64 of colptr
         + np.dtype(label_dtype(source.num_classes)).itemsize * math.prod(source.target_shape)
         + source.num_features * feature_dtype.itemsize
     )
-    final = source.num_nodes * per_node + num_pairs * item + 2**20
-    temporary = num_pairs * 2 * item
+    final = source.num_nodes * bytes_per_node + num_pairs * id_bytes + 2**20  # 1 MB of headers
+    temporary = num_pairs * 2 * id_bytes  # both ends of each edge, until they are sorted
     check_space(
         path,
         final + temporary,
@@ -248,20 +246,19 @@ def _check_disk(
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
-    used = own_memory()[0]
-    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
+    # the bytes for sorting the edges: the memory limit less all other uses of memory
+    used = own_memory()[0]  # by this process now, bytes
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))  # bytes
     if memory_limit is not None:
         limit = parse_bytes(memory_limit)
-    data_bytes = (
-        source.num_nodes * source.num_features * source.feature_dtype.itemsize
-        + 16 * source.num_edges
-    )
+    x_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize
+    data_bytes = x_bytes + 16 * source.num_edges  # an edge has two ids in int64
     fixed = (
         used
         + _KERNEL_BYTES
-        + min(_CHUNKS_BYTES, 4 * data_bytes)
-        + source.num_nodes // 8
-        + 8 * source.num_classes
+        + min(_CHUNKS_BYTES, 4 * data_bytes)  # small data need less than full chunks
+        + source.num_nodes // 8  # the set of labelled nodes, one bit a node
+        + 8 * source.num_classes  # the nodes of each class, int64
     )
     least = fixed + _MIN_WORKSPACE
     if limit < least:
@@ -285,7 +282,7 @@ def open_source(
         raise InputError(f"description: expected one of a folder of files, got it with {path}")
     if is_store(path):
         return from_store(open_store(path))
-    folder = official_folder(str(path), home(data_dir))
+    folder = official_folder(str(path), home(data_dir))  # such as dataset/ogbn_arxiv
     if not folder.exists():
         raise InputError(
             f"{folder}: expected the files of {path}, found none: python -m ogbnlib download {path}"
@@ -330,11 +327,12 @@ def convert(
         )
     add_reverse = bool(options.undirected) and not source.undirected
     workspace = _workspace(source, memory_limit)
-    target = Path(os.path.realpath(home(path)))
+    target = Path(os.path.realpath(home(path)))  # of a link, where it points
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
-    check_new(target)
+    check_new(target)  # before the data are read
     temporary = _check_disk(target, source, add_reverse, x_dtype)
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
+    # bytes for the progress: features, int16 labels, edges as they are read and as they are sorted
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)
     refuse_leaks(source)
@@ -342,12 +340,11 @@ def convert(
         writer = StoreWriter(folder)
         writer.entries["summary"] = counts
         _Conversion(source, writer, x_dtype, done).write(splits, add_reverse, workspace)
-        source.check_unchanged()
-        made_of = {**source.origin, "num_nodes": source.num_nodes}
+        source.check_unchanged()  # before the new store appears
         writer.finish(
             source.name,
             source.num_classes,
             undirected=add_reverse or source.undirected,
-            origin=made_of,
+            origin={**source.origin, "num_nodes": source.num_nodes},
         )
     return open_store(target)

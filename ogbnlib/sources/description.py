@@ -33,6 +33,7 @@ FILE_ROLES = {
     LEFT_OUT: (),
 }
 FeatureDtype = Literal["float16", "float32", "int8"]
+# options that are words, with the words
 _WORDS = {
     **dict.fromkeys(("undirected", "drop_unknown", "drop_unlabelled"), ("true", "false")),
     "feature_dtype": get_args(FeatureDtype),
@@ -68,7 +69,7 @@ class Options:
                 raise InputError(f"{name}: expected {' or '.join(words)}, got {value!r}")
 
     def overridden(self, **values: Any) -> Self:
-        """Return the options with these values, but for those that are None."""
+        """Return the options with `values` in place of their own; a None replaces nothing."""
         return replace(self, **{name: value for name, value in values.items() if value is not None})
 
 
@@ -77,8 +78,8 @@ class DataFile:
     """A file, a folder of parts or a pattern, with its roles.
 
     Attributes:
-        where: the place of the roles, for messages.
-        role: of an array; "" for a table.
+        where: the file and line of the roles, for messages.
+        role: one of `FILE_ROLES` for an array or a file left out; "" for a table.
         columns: roles of a table's columns, by name or by pattern such as "emb_*".
         header: whether a file of text has a header.
     """
@@ -107,12 +108,12 @@ class Description:
 
 
 def missing_roles(roles: Sequence[Sequence[str]]) -> list[str]:
-    """Return the mistakes in the roles of a folder's files, given for each file; [] for none."""
+    """Return the requirements that the roles of the columns, a list for each file, do not meet."""
     count = Counter(role for file in roles for role in file)
     splits = [count[role] for role in ("split", *SPLITS)]
-    has_edges = any({"source", "target"} <= {*file} for file in roles)
+    has_edges = any({"source", "target"} <= {*file} for file in roles)  # both in one file
     num_labels = count["label"] + sum("value" in file for file in roles)
-    needs = {
+    needs = {  # each with what was found, and whether it is met
         f"one file of edges, with a source and a target, found {count['source']}": (
             has_edges and count["source"] == count["target"] == 1
         ),
@@ -133,7 +134,7 @@ def read_description(file: Path, folder: Path) -> Description:
     """
     files: list[DataFile] = []
     options = Options()
-    for name, value in read_yaml(file, _EXAMPLE).items():
+    for name, value in read_yaml(file, _EXAMPLE).items():  # a `Text` knows its line
         where = f"{file}, line {name.line}"
         if name != "files":
             options = _with_option(options, where, name, value)
@@ -147,8 +148,8 @@ def read_description(file: Path, folder: Path) -> Description:
 def _with_option(options: Options, where: str, name: Text, value: object) -> Options:
     if name not in vars(options):
         raise InputError(f"{where}: {unknown_name(name, ('files', *vars(options)), 'option')}")
-    with contextlib.suppress(ValueError):
-        value = json.loads(str(value).lower())
+    with contextlib.suppress(ValueError):  # words stay text
+        value = json.loads(str(value).lower())  # a number, true, false or null
     try:
         return options.overridden(**{name: value})
     except InputError as error:
@@ -157,16 +158,16 @@ def _with_option(options: Options, where: str, name: Text, value: object) -> Opt
 
 def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
     where = f"{file}, line {name.line}"
-    path = folder / home(name)
+    path = folder / home(name)  # an absolute name replaces `folder`
     if roles == LEFT_OUT and path.exists():
         return DataFile(path, where, LEFT_OUT)
     try:
-        kind = format_of(files_of(path)[0])
+        kind = format_of(files_of(path)[0])  # all parts have the format of the first one
     except InputError as error:
         close = get_close_matches(name.rstrip("/"), [entry.name for entry in folder.iterdir()], 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"{where}: {error}{hint}") from None
-    if kind == "array" or roles == LEFT_OUT:
+    if kind == "array" or roles == LEFT_OUT:  # a pattern left out; a path has returned above
         return DataFile(path, where, _role(f"{where}: {name}", roles, FILE_ROLES))
     if not isinstance(roles, dict):
         raise InputError(
@@ -177,12 +178,12 @@ def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
     columns = {
         column: _role(f"{file}, line {column.line}: {name}, column {column!r}", role, COLUMN_ROLES)
         for column, role in roles.items()
-        if header or column != "header"
+        if header or column != "header"  # `header: none` is no column
     }
     return DataFile(path, where, columns=columns, header=header)
 
 
 def _role(where: str, role: object, known: Collection[str]) -> str:
-    if not isinstance(role, Text) or role not in known:
+    if not isinstance(role, Text) or role not in known:  # a list or a map is no `Text`
         raise InputError(f"{where}: {unknown_name(str(role), known, 'role')}")
     return role

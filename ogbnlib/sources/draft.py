@@ -25,23 +25,26 @@ from .formats import READABLE, ending, files_of, format_of, is_parts
 from .tables import open_table
 
 TODO = "TODO"
-_STEMS = ("nodes", "features", "labels", "targets", "splits", *SPLITS, "edges")  # in this order
-_ARRAYS = {"": TODO, "splits": TODO, "nodes": "names", "targets": "values"}  # else the file's name
+# canonical names of files without their endings, in the order of the description
+_STEMS = ("nodes", "features", "labels", "targets", "splits", *SPLITS, "edges")
+# the role of an array by its stem, "" for no canonical name; other stems are roles themselves
+_ARRAYS = {"": TODO, "splits": TODO, "nodes": "names", "targets": "values"}
 _ENDS = {"source": "source", "src": "source", "target": "target", "dst": "target"}
 _OF_NODES = {"id": "name", "node_id": "name", "label": "label", "split": "split"}
-# the roles of columns, by the file's name; `_OF_NODES` in others
+# the roles of columns by their names, for each stem; `_OF_NODES` for other stems
 _COLUMNS = {
     "": {**_ENDS, "label": "label", "split": "split"},
     "edges": {**_ENDS, "weight": "weight"},
     **{split: {"id": split, "node_id": split} for split in SPLITS},
 }
+# the role of a column of numbers whose name decides nothing, by the file's stem
 _OF_NUMBERS = {"nodes": "feature", "features": "feature", "targets": "value"}
-# no feature: a name that ends in "id", and the names that pandas gives to an index
+# no feature: no name, one that ends in "id", or one that pandas gives to an index
 _NO_FEATURE = re.compile(r"|.*id|unnamed: ?\d+|__index_level_\d+__", re.IGNORECASE)
 _NUMBER_LIKE = r"(?i)^\s*([-+]?\.?\d[-+\d.,' eE]*|true|false|nan|[-+]?inf)\s*$"
 _SAMPLE = 1000  # rows that show the type of a column
 _MOST_ALIKE = 20  # columns of one role and type; more share the line of a pattern
-_PLAIN = re.compile(r"[^\W\d][\w./-]*|\d+")
+_PLAIN = re.compile(r"[^\W\d][\w./-]*|\d+")  # a key that YAML needs no quotes for
 _HEAD = """\
 # Draft: the role of each file and column of this folder. Replace each TODO, and run the same command
 # again. Roles of a column: id (row numbers), name (defines or refers to named nodes), source, target,
@@ -66,7 +69,7 @@ class _Draft:
 
     Attributes:
         stem: the canonical name, "" for another one.
-        comments: on each column, by its name; an array has the one column "".
+        comments: type and first values of each column, by its name; an array has the one column "".
     """
 
     file: DataFile
@@ -74,11 +77,11 @@ class _Draft:
     comments: dict[str, str]
 
     @property
-    def roles(self) -> Mapping[str, str]:
+    def roles(self) -> Mapping[str, str]:  # by column; TODO where names do not decide
         return self.file.columns or {"": self.file.role}
 
     @property
-    def column_roles(self) -> Sequence[str]:
+    def column_roles(self) -> Sequence[str]:  # those of an array are its columns' roles
         return FILE_ROLES.get(self.file.role, [*self.roles.values()])
 
 
@@ -90,6 +93,7 @@ def no_data(path: Path) -> InputError:
         problem = "found a file; name its folder, unpack an archive"
     else:
         problem = f"found no such folder{whereabouts()}"
+    # data saved by torch; PyG writes processed/data.pt beside pre_filter.pt and pre_transform.pt
     saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]
     if saved[0].suffix == ".pt":
         load_it = f"torch.load({str(saved[0])!r}, weights_only=False)"
@@ -106,7 +110,7 @@ def describe(folder: Path, file: Path) -> Description:
     drafts = _drafts(folder)
     canonical = [draft for draft in drafts if draft.stem]
     missing = missing_roles([draft.column_roles for draft in canonical])
-    undecided = [
+    undecided = [  # columns that need a role from the user
         f"{draft.file.path.name}: {name!r}"
         for draft in canonical
         for name, role in draft.roles.items()
@@ -116,10 +120,9 @@ def describe(folder: Path, file: Path) -> Description:
         unread = ", ".join(draft.file.path.name for draft in drafts if not draft.stem)
         if unread:
             print(f"{folder}: not read, as dataset.yaml gives no role: {unread}", file=sys.stderr)
-        files = [draft.file for draft in canonical]
-        return Description(folder, files, is_declared=False)
-    why = f"names do not decide all roles ({[*undecided, *missing][0]})"
-    if file.exists():
+        return Description(folder, [draft.file for draft in canonical], is_declared=False)
+    why = f"names do not decide all roles ({[*undecided, *missing][0]})"  # the first reason
+    if file.exists():  # it has options only, and a draft would replace it
         raise InputError(f"{file}: expected roles of `files`: {why}")
     head = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]
     text = "".join([*head, *map(_written, drafts), _FOOT])
@@ -135,7 +138,7 @@ def describe(folder: Path, file: Path) -> Description:
     )
 
 
-def _stem(path: Path) -> str:
+def _stem(path: Path) -> str:  # "nodes" of "Nodes.csv.gz"
     return path.name[: len(path.name) - len(ending(path.name))].lower()
 
 
@@ -143,16 +146,22 @@ def _drafts(folder: Path) -> list[_Draft]:
     """Return the files and folders of parts, those with a canonical name last and in order."""
     paths = [path for path in sorted(folder.iterdir()) if path.name[0] not in "._"]
     paths = [path for path in paths if path.is_file() or (is_parts(path) and not is_store(path))]
-    # two files of one canonical name: the name does not decide
+    # two files of one canonical name, such as nodes.csv and nodes.npy: the name does not decide
     counts = Counter(map(_stem, paths))
     stems = ["", *(stem for stem in _STEMS if counts[stem] == 1)]
-    drafts = [_draft(path, _stem(path) if _stem(path) in stems else "") for path in paths]
-    drafts = [draft for draft in drafts if _is_data(draft)]
+    all_drafts = [_draft(path, _stem(path) if _stem(path) in stems else "") for path in paths]
+    drafts = [
+        draft
+        for path, draft in zip(paths, all_drafts, strict=True)
+        # a file of an unknown ending is data if it reads as a table of several columns
+        if path.is_dir() or format_of(path) or len(draft.roles) > 1
+    ]
     if not drafts:
         raise no_data(folder)
     drafts.sort(key=lambda draft: stems.index(draft.stem))
-    if not any("name" in draft.column_roles for draft in drafts if draft.stem in _STEMS[:2]):
-        for draft in drafts:  # no table defines names: ids are row numbers
+    nodes = [draft for draft in drafts if draft.stem in ("nodes", "features")]
+    if not any("name" in draft.column_roles for draft in nodes):
+        for draft in drafts:  # no table defines names, so ids are row numbers
             columns = {
                 name: "id" if role == "name" else role for name, role in draft.file.columns.items()
             }
@@ -160,23 +169,19 @@ def _drafts(folder: Path) -> list[_Draft]:
     return drafts
 
 
-def _is_data(draft: _Draft) -> bool:
-    """Whether a file is data; one of an unknown ending is, if it reads as a table."""
-    path = draft.file.path
-    return path.is_dir() or format_of(path) is not None or len(draft.roles) > 1
-
-
 def _draft(path: Path, stem: str) -> _Draft:
     try:
-        if format_of(files_of(path)[0]) == "array":
-            array = load(files_of(path)[0])
+        part = files_of(path)[0]  # the file itself, or the first one of a folder
+        if format_of(part) == "array":
+            array = load(part)
             file = DataFile(path, str(path), _ARRAYS.get(stem, stem))
             return _Draft(file, stem, {"": f"{array.dtype} {[*array.shape]}"})
         table = open_table(path)
-        sample = next(table.batches(table.names, _SAMPLE), [])
+        sample = next(table.batches(table.names, _SAMPLE), [])  # [] for a table without rows
     except InputError as error:
         if stem:
             raise
+        # another file need not be data; the draft leaves it out and says why
         return _Draft(DataFile(path, str(path), LEFT_OUT), stem, {"": " ".join(str(error).split())})
     kinds = {piece.name: _kind(piece.values) for piece in sample}
     comments = {piece.name: f"{kinds[piece.name]}: {_first(piece.values)}" for piece in sample}
@@ -186,9 +191,9 @@ def _draft(path: Path, stem: str) -> _Draft:
 
 def _kind(values: pa.Array) -> str:
     """Return "numbers" for a column of numbers, also of text that mostly is one; else its type."""
-    inner = getattr(values.type, "value_type", values.type)
-    if pa.types.is_string(inner):
-        texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))
+    inner = getattr(values.type, "value_type", values.type)  # of the values in lists
+    if pa.types.is_string(values.type):
+        texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))  # no empty cells
         count = pc.sum(pc.match_substring_regex(texts, _NUMBER_LIKE)).as_py() or 0
         return "numbers" if count * 2 >= max(1, len(texts)) else "text"
     if not str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal")):
@@ -196,28 +201,26 @@ def _kind(values: pa.Array) -> str:
     return "numbers" if inner == values.type else "lists of numbers"
 
 
-def _first(values: pa.Array) -> str:
+def _first(values: pa.Array) -> str:  # on one line
     return " ".join(", ".join(map(str, values[:3].to_pylist())).split())[:60]
 
 
 def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
     """Return the roles that the names of a table and of its columns decide, else TODO."""
-    whole_file = FILE_ROLES.get(_ARRAYS.get(stem, stem), ())
-    # a table without names that is as wide as the array of this file's name is read like it
-    if not table.header and len(table.names) == len(whole_file):
-        return dict(zip(table.names, whole_file, strict=True))
-    known = _COLUMNS.get(stem, _OF_NODES) if table.header else {}
-    roles = {}
+    array_roles = FILE_ROLES.get(_ARRAYS.get(stem, stem), ())  # of the array of this stem
+    # without names of columns and as wide as the array of this stem: read like the array
+    if not table.header and len(table.names) == len(array_roles):
+        return dict(zip(table.names, array_roles, strict=True))
+    role_of_name = _COLUMNS.get(stem, _OF_NODES) if table.header else {}
+    roles = dict.fromkeys(table.names, TODO)
     for name in table.names:
         plain = name.strip().lower()
         is_index = name in table.index or (table.header and _NO_FEATURE.fullmatch(plain))
         is_numeric = "numbers" in kinds.get(name, "")  # also lists of numbers
-        if plain in known:
-            roles[name] = known[plain]
+        if plain in role_of_name:
+            roles[name] = role_of_name[plain]
         elif is_numeric and not is_index and plain not in _ENDS:
             roles[name] = _OF_NUMBERS.get(stem, TODO)
-        else:
-            roles[name] = TODO
     return roles
 
 
@@ -225,18 +228,18 @@ def _written(draft: _Draft) -> str:
     """Return a file's lines of dataset.yaml; more than `_MOST_ALIKE` columns alike share one."""
     file = draft.file
     key = file.path.name + "/" * file.path.is_dir()
-    if file.role:
+    if file.role:  # an array, or a file left out
         return _line("  ", key, file.role, draft.comments[""])
     lines = [f"  {_quoted(key)}:\n", *["    header: none\n"] * (not file.header)]
-    # a comment is the kind of a column, a colon and first values
+    # a comment is the kind of a column, a colon and first values; a table without rows has none
     kinds = {name: draft.comments.get(name, "").partition(":")[0] for name in file.columns}
-    alike = Counter((role, kinds[name]) for name, role in file.columns.items())
-    [(most, count)] = alike.most_common(1)  # a role with a kind
+    counts = Counter((role, kinds[name]) for name, role in file.columns.items())
+    [((common_role, common_kind), count)] = counts.most_common(1)
     for name, role in file.columns.items():
-        if count <= _MOST_ALIKE or (role, kinds[name]) != most:
+        if count <= _MOST_ALIKE or (role, kinds[name]) != (common_role, common_kind):
             lines.append(_line("    ", name, role, draft.comments.get(name, "")))
-    if count > _MOST_ALIKE:
-        lines.append(_line("    ", "*", most[0], f"the other {count} columns: {most[1]}"))
+    if count > _MOST_ALIKE:  # after the exact names, since the pattern matches all
+        lines.append(_line("    ", "*", common_role, f"the other {count} columns: {common_kind}"))
     return "".join(lines)
 
 

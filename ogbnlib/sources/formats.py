@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..files import whereabouts
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow decompresses them in pieces
+# the format of each ending; ".csv.gz" and the like are text, too
 FORMATS = {
     **{".npy": "array", ".parquet": "parquet", ".feather": "feather"},
     **{
@@ -24,8 +25,8 @@ READABLE = ".npy, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst
 
 def ending(name: str) -> str:
     """Return the longest ending of a file name in `FORMATS`, in lower case; "" for none."""
-    known = [end for end in FORMATS if name.lower().endswith(end)]
-    return max(known, key=len, default="")
+    matches = [end for end in FORMATS if name.lower().endswith(end)]
+    return max(matches, key=len, default="")
 
 
 def format_of(file: Path) -> str | None:
@@ -46,11 +47,11 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     parts = _parts(path)
-    others = [part.name for part in parts if not part.is_file()]
-    if others or not parts:
+    folders = [part.name for part in parts if not part.is_file()]
+    if folders or not parts:
         raise InputError(
             f"{path}: expected a file, or files as its parts, found "
-            f"{(others or ['none'])[0]}{whereabouts()}"
+            f"{(folders or ['none'])[0]}{whereabouts()}"
         )
     return parts
 
@@ -58,12 +59,12 @@ def files_of(path: Path) -> list[Path]:
 def _parts(path: Path) -> list[Path]:
     pattern = str(path)
     if path.is_dir():
-        pattern = f"{glob.escape(pattern)}/*"
+        pattern = f"{glob.escape(pattern)}/*"  # the folder's own name is no pattern
     entries = map(Path, glob.glob(pattern))
-    return sorted((part for part in entries if part.name[0] not in "._"), key=_natural)
+    return sorted((part for part in entries if part.name[0] not in "._"), key=_natural_key)
 
 
-def _natural(path: Path) -> list[tuple[str, int]]:
-    # The key has each number in the path and the text before it: Dask's part.9.parquet comes before
+def _natural_key(path: Path) -> list[tuple[str, int]]:
+    # Each number in the path and the text before it, 0 for none: Dask's part.9.parquet comes before
     # its part.10.parquet.
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]

@@ -44,14 +44,12 @@ class _ArrayTable(Table):
     def __init__(self, file: Path, role: str) -> None:
         array = load(file)
         if array.ndim == 2 and role == "edges" and 2 in array.shape:
-            if array.shape[0] != 2:
-                array = array.T
-            columns = list(array)
+            columns = list(array if array.shape[0] == 2 else array.T)  # sources and targets
         elif role == "edges" or array.ndim not in (1, 2) or 0 in array.shape[1:]:
             expected = "edges [2, E] or [E, 2]" if role == "edges" else "[N] or [N, F]"
             raise InputError(f"{file}: expected {expected}, found an array {[*array.shape]}")
         else:
-            columns = [array.reshape(-1) if array.shape[1:] == (1,) else array]
+            columns = [array.reshape(-1) if array.shape[1:] == (1,) else array]  # [N, 1] as [N]
         super().__init__(file, [str(i + 1) for i in range(len(columns))])
         self._columns = dict(zip(self.names, columns, strict=True))
         self.num_rows = len(columns[0])
@@ -63,13 +61,11 @@ class _ArrayTable(Table):
 
 
 def _to_arrow(values: np.ndarray) -> pa.Array:
+    # [n] as numbers, [n, F] as lists; arrow takes contiguous arrays in the machine's byte order
     native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     if values.ndim == 1:
         return pa.array(native)
     return pa.FixedSizeListArray.from_arrays(pa.array(native.reshape(-1)), values.shape[1])
-
-
-# -------------------------------------------------------------------------------------------- text
 
 
 def _too_long(file: Path) -> InputError:
@@ -80,7 +76,8 @@ def _too_long(file: Path) -> InputError:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    with io.TextIOWrapper(_inflated(file), "utf-8-sig", errors="replace") as stream:
+    # "utf-8-sig" leaves out the mark with which Excel begins a file
+    with io.TextIOWrapper(_decompressed(file), "utf-8-sig", errors="replace") as stream:
         while line := stream.readline(_BLOCK_BYTES):
             if len(line) == _BLOCK_BYTES:
                 raise _too_long(file)
@@ -91,21 +88,21 @@ def _head(file: Path) -> tuple[int, str, list[str]]:
     """Return the number of comments and blank lines at the beginning of a text file, and the
     separator and the fields of the line after them."""
     lines = _lines(file)
-    skipped = 0
-    start = next(lines, "")
-    while start and start.lstrip()[:1] in ("", "#", "%"):
-        skipped += 1
-        start = next(lines, "")
-    bare = re.sub(r'"[^"]*"', '""', start.strip("\r\n "))
+    num_skipped = 0
+    first = next(lines, "")  # "" at the end of the file
+    while first and first.lstrip()[:1] in ("", "#", "%"):
+        num_skipped += 1
+        first = next(lines, "")
+    unquoted = re.sub(r'"[^"]*"', '""', first.strip("\r\n "))  # signs in quotes separate nothing
     # the names in a .csv file may have blanks
     signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
-    separator = next((sign for sign in signs if sign in bare), ",")
+    separator = next((sign for sign in signs if sign in unquoted), ",")
     # a quoted name may span lines
-    fields = next(csv.reader(itertools.chain([start], lines), delimiter=separator), [])
-    return skipped, separator, [text.strip() for text in fields]
+    fields = next(csv.reader(itertools.chain([first], lines), delimiter=separator), [])
+    return num_skipped, separator, [text.strip() for text in fields]
 
 
-def _inflated(file: Path) -> pa.NativeFile:
+def _decompressed(file: Path) -> pa.NativeFile:
     compression = COMPRESSIONS.get(file.suffix.lower())
     if compression and not file.stat().st_size:
         raise InputError(f"{file}: expected text packed by {compression}, found an empty file")
@@ -115,31 +112,33 @@ def _inflated(file: Path) -> pa.NativeFile:
 class _TextTable(Table):
     """A text file, such as csv or an edge list; every field is read as text.
 
-    Its first line after comments decides the separator. It is the header if `header` says so; by
-    default unless one of its fields is a number. But 0, 1, 2, ... is a header of pandas.
+    Its first line after comments decides the separator. It is the header if `header` is true, or
+    if `header` is None and none of its fields is a number, or they are 0, 1, 2, ..., which pandas
+    writes for columns without names.
     """
 
     def __init__(self, file: Path, header: bool | None) -> None:
-        self._skipped, self._separator, first = _head(file)
-        self._width = len(first)
-        if self._separator == " " and not first[-1]:
-            first.pop()  # KONECT's lines end with a blank
+        self._skipped, self._separator, fields = _head(file)
+        self._width = len(fields)  # 0 for a file without rows
+        if self._separator == " " and not fields[-1]:
+            fields.pop()  # KONECT's lines end with a blank, so arrow finds an empty last field
         if header is None:
-            is_count = len(first) > 2 and first == [str(i) for i in range(len(first))]
-            header = is_count or not any(map(is_number, first))
+            is_count = len(fields) > 2 and fields == [str(i) for i in range(len(fields))]
+            header = is_count or not any(map(is_number, fields))
         self.header = header and self._width > 0
-        names = first if self.header else [str(i + 1) for i in range(max(1, len(first)))]
+        names = fields if self.header else [str(i + 1) for i in range(max(1, len(fields)))]
         super().__init__(file, names)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         if not self._width:
             return
-        texts = {f"f{self.names.index(name)}": pa.binary() for name in columns}
+        # columns f0, f1, ... of bytes: `Piece.decoded` names the row of a text that is not UTF-8
+        types = {f"f{self.names.index(name)}": pa.binary() for name in columns}
         # The header is read as data, because a quoted name may span lines.
-        header_rows = int(self.header)
+        header_rows = int(self.header)  # of the next batch: 1 in the first one, 0 in others
         try:
             reader = pa.csv.open_csv(
-                _inflated(self.file),
+                _decompressed(self.file),
                 # With several threads, arrow does not number the invalid rows.
                 read_options=pa.csv.ReadOptions(
                     block_size=_BLOCK_BYTES,
@@ -150,9 +149,7 @@ class _TextTable(Table):
                 parse_options=pa.csv.ParseOptions(
                     delimiter=self._separator, newlines_in_values=True
                 ),
-                convert_options=pa.csv.ConvertOptions(
-                    column_types=texts, include_columns=list(texts)
-                ),
+                convert_options=pa.csv.ConvertOptions(column_types=types, include_columns=[*types]),
             )
             for batch in reader:
                 yield [column.slice(header_rows) for column in batch.columns]
@@ -164,12 +161,9 @@ class _TextTable(Table):
             raise
 
 
-# ----------------------------------------------------------------------------------------- parquet
-
-
-def _index_of(schema: pa.Schema) -> list[str]:
+def _index_of(schema: pa.Schema) -> list[str]:  # names of columns that are a pandas index
     columns = (schema.pandas_metadata or {}).get("index_columns", [])
-    return [name for name in columns if isinstance(name, str)]
+    return [name for name in columns if isinstance(name, str)]  # pandas has a dict for a range
 
 
 class _ParquetTable(Table):
@@ -191,32 +185,28 @@ class _FeatherTable(Table):
     """A Feather file (an Arrow file), memory-mapped."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        schema = self._open([]).schema
+        schema = pa.ipc.open_file(pa.memory_map(str(file))).schema
         super().__init__(file, schema.names)
         self.index = _index_of(schema)
 
-    def _open(self, columns: Sequence[int]) -> pa.ipc.RecordBatchFileReader:
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
-        return pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
-
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        batches = self._open([self.names.index(name) for name in columns])
+        # other columns are not decompressed
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(map(self.names.index, columns)))
+        batches = pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
         for batch in map(batches.get_batch, range(batches.num_record_batches)):
             for begin in range(0, batch.num_rows, rows):
                 yield [batch.column(name).slice(begin, rows) for name in columns]
 
 
-# ------------------------------------------------------------------------------------------- parts
-
-
 class _PartsTable(Table):
+    """Files with the same columns, one below the other."""
+
     def __init__(self, path: Path, files: Sequence[Path], header: bool | None, role: str) -> None:
         # Spark writes an empty file for a partition without rows.
         filled = [file for file in files if file.stat().st_size] or files[:1]
         self._parts = [open_table(file, header, role) for file in filled]
         first = self._parts[0]
-        super().__init__(path, first.names)
+        super().__init__(path, first.names)  # those of the other parts are compared below
         self.header = first.header
         self.index = first.index
         for part in self._parts[1:]:
@@ -240,7 +230,7 @@ class _PartsTable(Table):
         for part in self._parts:
             if row < part.num_rows:
                 break
-            row -= part.num_rows
+            row -= part.num_rows  # now counted from the beginning of the next part
         return part.location(row)
 
 
@@ -252,25 +242,22 @@ def open_table(path: Path, header: bool | None = None, role: str = "") -> Table:
         role: the role of an array; "edges" has two columns.
     """
     with naming(path, "a table"):
-        table = _open(path, header, role)
-    twice = [name for name in table.names if table.names.count(name) > 1]
-    if twice:
+        files = files_of(path)  # [path] for a file
+        kind = format_of(path)
+        table: Table
+        if files != [path]:
+            table = _PartsTable(path, files, header, role)
+        elif kind == "array":
+            table = _ArrayTable(path, role)
+        elif kind == "parquet":
+            table = _ParquetTable(path)
+        elif kind == "feather":
+            table = _FeatherTable(path)
+        else:  # text, or a file of an unknown ending
+            table = _TextTable(path, header)
+    repeated = [name for name in table.names if table.names.count(name) > 1]
+    if repeated:
         raise InputError(
-            f"{path}: expected each column's name once, found {twice[0]!r} again; rename one"
+            f"{path}: expected each column's name once, found {repeated[0]!r} again; rename one"
         )
     return table
-
-
-def _open(path: Path, header: bool | None, role: str) -> Table:
-    files = files_of(path)
-    if files != [path]:
-        return _PartsTable(path, files, header, role)
-    kind = format_of(path)
-    if kind == "array":
-        return _ArrayTable(path, role)
-    if kind == "parquet":
-        return _ParquetTable(path)
-    if kind == "feather":
-        return _FeatherTable(path)
-    # a file of an unknown ending is text
-    return _TextTable(path, header)

@@ -321,11 +321,16 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
     edges, no_splits = "source,target\n1,2\n", "train valid test"
     beyond = {f"{split}.npy": g["splits"][split] + 5 for split in ("valid", "test")}
     lists = pa.array([[1.0]] + [[1.0, 2.0]] * 39, pa.list_(pa.float64()))
+    roles = "\n".join(f"  {name}.npy: {name}" for name in ("edges", "labels", *g["splits"]))
+    roles = f"files:\n  features.parquet: {{x: feature}}\n{roles}\n"
+    texts = [["1", "2"]] * 7 + [["1", "oops"]] * 33
     typo = ["1"] * 38 + ["l", "0"]
     return [
         # Numbers
         ({"features.parquet": parquet(x=lists)}, r"row 1: expected a list of 1 numbers, found"),
         ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found nan"),
+        ({"features.parquet": parquet(x=texts)}, "names do not decide .*features.parquet: 'x'"),
+        ({"features.parquet": parquet(x=texts), "dataset.yaml": roles}, "'x', row 7: .*'oops'"),
         ({"features.csv": lines(["oops", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "'a', row 0: .* number, found 'oops'"),
         ({"features.csv": lines(["-1,341"] * 40, ids, header="a;b", sep=";")}, "row 0: .*'-1,341'"),
         ({"features.csv": lines(['"1.5, 2"'] * 40, x[:, 0], header="a,b")}, "row 0: .*'1.5, 2'"),
