@@ -51,9 +51,9 @@ def make_model(
         model = registered_model(config, num_features, num_classes)
         _remove_generated_files()
         return model
-    kind = _import_class(config, run_dir)
+    model_class = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
-    parameters = inspect.signature(kind).parameters
+    parameters = inspect.signature(model_class).parameters  # of its __init__
     offered: dict[str, object] = {
         "hidden_channels": config.hidden_channels,
         "dropout": config.dropout,
@@ -68,14 +68,14 @@ def make_model(
     arguments = fitting | config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
-    model = kind(**arguments)
+    model = model_class(**arguments)
     texts = [f"{name}={value!r}" for name, value in arguments.items()]
     note(f"the model is {config.model}({', '.join(texts)})")
     _try(model, config, num_features, num_classes)
     return model
 
 
-@atexit.register  # until then torch.jit.script reads them
+@atexit.register  # for a custom model's layers, whose files torch.jit.script may read until then
 def _remove_generated_files() -> None:
     """Remove the files of the modules that PyG generates for each class of layers: it leaves them
     in the temporary folder, named as the module and a random text."""
@@ -86,40 +86,43 @@ def _remove_generated_files() -> None:
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
-    path, _, name = config.model.rpartition(":")
-    code = find_code(config, run_dir)[0]
+    path, _, name = config.model.rpartition(":")  # FILE.py:CLASS or MODULE:CLASS
+    code, _ = find_code(config, run_dir)
     is_file = path.endswith(".py")
     module = _run_file(code, home(path)) if is_file else importlib.import_module(path)
-    kind = getattr(module, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise InputError(
-            f"{path}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
+            f"{path}: expected a class {name} derived from torch.nn.Module, found {found!r}"
         )
-    return kind
+    return found
 
 
-def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> tuple[Path, str]:
-    """Return the file with the model's code, and a note for the user or an empty text.
+def find_code(
+    config: TrainConfig, run_dir: Path | None, keep: bool = False
+) -> tuple[Path, list[str]]:
+    """Return the file with the model's code (without meaning for MODULE:CLASS), and notes for the
+    user.
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
     path = config.model.rpartition(":")[0]
-    if path == "__main__":
+    if path == "__main__":  # a class of a notebook's cells
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
     source = home(path)
     if source.suffix != ".py" or run_dir is None:
-        return source, ""
+        return source, []
     copy = RunPaths(run_dir).model
     content = source.read_bytes() if source.is_file() else None
     if keep and content is not None and not copy.is_file():
         write_atomically(copy, lambda file: file.write(content))
     if not copy.is_file():
-        return source, ""
+        return source, []
     if content == copy.read_bytes():
-        return copy, ""
-    return copy, f"{source}: changed or gone since the run began; using its copy, {copy}"
+        return copy, []
+    return copy, [f"{source}: changed or gone since the run began; using its copy, {copy}"]
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
@@ -129,6 +132,7 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     """
     file = (source if source.is_file() else code).absolute()
     folder = str(file.parent)
+    # in front of all others, so that the code's own imports find its neighbors first
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
@@ -143,7 +147,8 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)
-    scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
+    device = next(model.parameters(), batch.x).device  # of a model without parameters: the CPU
+    scores = call.scores(model.eval(), batch, device)
     # A model that gets more than x and edge_index knows which nodes are seeds, and may return
     # scores of the seeds only.
     knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}

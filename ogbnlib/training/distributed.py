@@ -24,7 +24,8 @@ from ..errors import InputError, explained
 from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped
 
-_TIMEOUT = datetime.timedelta(hours=12)  # another rank may propagate the features
+# Before training a wait fails after 12 hours: another rank may propagate the features.
+_TIMEOUT = datetime.timedelta(hours=12)
 # In training a wait fails after ten minutes plus the time of one pass over the store on a slow disk,
 # in which another rank may read the windows of its next batch.
 _PATIENCE_S = 600.0
@@ -38,7 +39,8 @@ class Ranks:
         self.rank = rank
         self.num_ranks = num_ranks
         self.first = rank == 0  # the rank that writes and prints
-        self._group: dist.ProcessGroup | None = None  # of tensors on the CPU; None: the default
+        # of collectives on the CPU; None: torch's default group, whose timeout is `_TIMEOUT`
+        self._group: dist.ProcessGroup | None = None
 
     def limit_waits(self, num_bytes: int) -> None:
         """Let each later wait for another rank fail after ten minutes and the time to read
@@ -49,38 +51,37 @@ class Ranks:
                 backend="gloo", timeout=datetime.timedelta(seconds=patience_s)
             )
 
-    def _take_part(self, collective: Callable[..., object], tensor: Tensor) -> Tensor:
-        if self.num_ranks == 1:
-            return tensor
-        if tensor.is_cuda:
+    def _run(self, collective: Callable[..., object], tensor: Tensor) -> Tensor:
+        # Run a collective of torch.distributed, in place, and return the tensor.
+        if tensor.is_cuda and self.num_ranks > 1:
             # a waiting NCCL kernel has no limit of its own, so start it when all ranks are ready
             self.highest(0)
             collective(tensor)
-        else:
+        elif self.num_ranks > 1:
             collective(tensor, group=self._group)
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place."""
-        return self._take_part(dist.all_reduce, tensor)
+        """Sum over all ranks, in place, and return the tensor."""
+        return self._run(dist.all_reduce, tensor)
 
     def highest(self, *numbers: int) -> list[int]:
         """Return the maximum over all ranks of each number, for decisions that all ranks must
         share."""
-        if self.num_ranks == 1:
-            return list(numbers)
         highest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
-        return self._take_part(highest, torch.tensor(numbers)).tolist()
+        return self._run(highest, torch.tensor(numbers)).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
         shared = [tensor.detach() for tensor in tensors if tensor.numel()]
         if self.num_ranks == 1 or not shared:
             return
+        # one broadcast for tensors of all dtypes: their bytes, one after another
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
-        self._take_part(functools.partial(dist.broadcast, src=0), flat)
+        self._run(functools.partial(dist.broadcast, src=0), flat)
         parts = torch.split(flat, [tensor.nbytes for tensor in shared])
         for tensor, part in zip(shared, parts, strict=True):
+            # `clone` aligns the part: `view` refuses a dtype whose items begin at other multiples
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -91,9 +92,10 @@ class Ranks:
         # `DistributedDataParallel` needs a forward pass of every rank in every step: a rank without
         # a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
         trained = [parameter for parameter in parameters if parameter.requires_grad]
+        # for each parameter the number of ranks that have a gradient
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
         used = list(itertools.compress(trained, counts.tolist()))
-        for dtype in dict.fromkeys(parameter.dtype for parameter in used):
+        for dtype in dict.fromkeys(parameter.dtype for parameter in used):  # one sum for each dtype
             group = [parameter for parameter in used if parameter.dtype == dtype]
             gradients = [
                 torch.zeros_like(value) if value.grad is None else value.grad for value in group
@@ -107,19 +109,20 @@ class Ranks:
     def together(self) -> Iterator[None]:
         """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank
         on all ranks."""
-        mine: BaseException | None = None
+        own_error: BaseException | None = None
         try:
             yield
         except (InputError, OSError, Stopped) as error:
-            mine = explained(error)
-            if isinstance(mine, OSError):
+            own_error = explained(error)
+            if isinstance(own_error, OSError):  # not a user's: it ends this process, as others do
                 raise
+        # of each rank: None, or whether it was stopped and its message
         errors: list[tuple[bool, str] | None] = [None] * self.num_ranks
         if self.num_ranks > 1:
-            text = None if mine is None else (isinstance(mine, Stopped), str(mine))
+            text = None if own_error is None else (isinstance(own_error, Stopped), str(own_error))
             dist.all_gather_object(errors, text, group=self._group)
-        if mine is not None:
-            raise mine
+        if own_error is not None:
+            raise own_error
         for rank, error_of_rank in enumerate(errors):
             if error_of_rank is not None:
                 is_stop, message = error_of_rank
