@@ -100,16 +100,14 @@ class SampledModel(BaseModel):
 
     @staticmethod
     def prepare(edge_index: Tensor, num_nodes: int) -> Tensor | None:
-        """Return a tensor for all layers of a batch, from all of its edges, int64 [2, num_edges]; by
-        default None."""
+        """Return a tensor for all layers of a batch, from its edges int64 [2, E]; by default None."""
         return None
 
     @staticmethod
     def adjacency(
         edges: Tensor, num_targets: int, num_sources: int, shared: Any
-    ) -> tuple[Any, ...]:
-        """Return a layer's arguments after x, from its edges int64 [2, E], ascending by target;
-        `shared` is the result of `prepare`."""
+    ) -> tuple[Any, ...]:  # shared: the result of `prepare`
+        """Return a layer's arguments after x, from its edges int64 [2, E], ascending by target."""
         return (edges,)
 
 

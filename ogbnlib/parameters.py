@@ -81,8 +81,7 @@ def _model(value: object) -> object:
 def _arguments(value: object) -> object:
     try:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
-        # as config.json will have them, such as a tuple as a list
-        return json.loads(json.dumps(arguments, allow_nan=False))
+        return json.loads(json.dumps(arguments, allow_nan=False))  # as config.json has them
     except (TypeError, ValueError):
         raise ValueError(
             f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}'

@@ -67,8 +67,7 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], dataset: str) -> None:
-    """Refuse `dataset`, whose `fingerprint` is `now`, if that of the weights at `path`, `saved`, is
-    another one."""
+    """Refuse `dataset`, with the fingerprint `now`, if the weights at `path` have another, `saved`."""
     changed = [name for name in now if saved[name] != now[name]]
     if changed:
         raise InputError(
@@ -86,14 +85,12 @@ def _checksum(file: BinaryIO, size: int) -> bytes:
     return _CHECKSUM % crc32
 
 
-def _write(path: Path, content: Mapping[str, object]) -> None:
-    # Replace the file at `path` atomically; its last line is a checksum, which `_read` compares.
+def _write(path: Path, content: Mapping[str, object]) -> None:  # a checkpoint, for `_read`
     def write(file: BinaryIO) -> None:
         try:
             torch.save({"version": _VERSION, **content}, file)  # writes each tensor from its memory
         except RuntimeError as error:
-            # After a failed write torch still closes its archive, which fails, too. Raise the first
-            # error, which names the cause, such as a full disk.
+            # torch then closes its archive, which fails, too; the first error names the cause
             raise error.__context__ or error from None
         file.write(_checksum(file, file.tell()))
 
@@ -159,7 +156,6 @@ def load_state(part: Stateful, state: dict[str, object], path: Path) -> None:
 
 
 def _write_metrics(run_dir: Path, history: list[Row]) -> None:
-    # Replace metrics.csv by one line for each row; None becomes an empty field.
     text = io.StringIO()
     table = csv.DictWriter(text, METRIC_COLUMNS, lineterminator="\n")
     table.writeheader()
@@ -197,21 +193,18 @@ class Checkpointer:
             if self.run_dir is not None and self.learner.ranks.first:
                 with self.learner.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
-                    # a resumption compares its config with this copy; config.json may be edited
-                    config = self.learner.config.model_dump(mode="json")
                     content = {
                         **vars(state),
                         "batches_per_step": self.learner.batches_per_step,
-                        "config": config,
+                        # for a resumption to compare; config.json may be edited
+                        "config": self.learner.config.model_dump(mode="json"),
                         "data": self._data,
                         **parts,
                     }
                     _write(RunPaths(self.run_dir).checkpoint, content)
 
     def save_epoch(self, state: State) -> None:
-        """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
-        checkpoint.pt."""
-        row = state.history[-1]
+        """Write metrics.csv, checkpoint.pt, and best.pt if the model is the best on valid so far."""
         *earlier, last = (row["valid"] for row in state.history)  # None in epochs not evaluated
         best = max((value for value in earlier if value is not None), default=-1.0)
         is_best = last is not None and last > best
@@ -220,15 +213,13 @@ class Checkpointer:
                 _write_metrics(self.run_dir, state.history)
                 # before the checkpoint, because a run resumed from it would not write best.pt again
                 if self.learner.config.keep == "best" and is_best:
-                    model = self.learner.model.state_dict()
-                    _write(RunPaths(self.run_dir).best, {**row, "data": self._data, "model": model})
+                    saved = {"data": self._data, "model": self.learner.model.state_dict()}
+                    _write(RunPaths(self.run_dir).best, {**state.history[-1], **saved})
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the checkpoint; return its state and notes for the user.
-
-        The state is a new one if there is no checkpoint yet.
-        """
+        """Load the checkpoint; return its state, a new one if there is none, and notes for the
+        user."""
         # nothing is written to the folder here, because another rank may refuse to resume
         assert self.run_dir is not None
         path = RunPaths(self.run_dir).checkpoint
@@ -243,9 +234,8 @@ class Checkpointer:
                     f"{path}: expected a checkpoint, found none; put a copy back, or begin again in "
                     "a new run_dir"
                 )
-            return State(), [
-                f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"
-            ]
+            note = "no checkpoint to resume from; training starts from the beginning"
+            return State(), [f"{self.run_dir}: {note}"]
         content = _read(path, self.learner.device)
         notes = check_changes(content["config"], self.learner.config, self.run_dir)
         _check_data(path, content["data"], self._data, self.learner.config.dataset)
@@ -268,12 +258,10 @@ class Checkpointer:
         self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
         return state, notes
 
-    def _load(self, content: Mapping[str, Any], path: Path) -> None:
-        # Load the content of checkpoint.pt at `path` into model, optimizer and scaler, in place.
+    def _load(self, content: Mapping[str, Any], path: Path) -> None:  # from checkpoint.pt, in place
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
-        # Adam takes the moments as they are, mapped to the file. Copy them: as long as a file is
-        # mapped, its disk space is not freed when the next checkpoint replaces it.
+        # Adam takes the moments as they are, and a file that is mapped and replaced frees no space
         for moments in self.learner.optimizer.state.values():
             moments.update({name: value.clone() for name, value in moments.items()})
         # the optimizer's saved state has the lr and weight_decay of the earlier config

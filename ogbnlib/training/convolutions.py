@@ -43,10 +43,8 @@ class MeanSAGEConv(SAGEConv):  # type: ignore[misc]
 
 
 class SparseGCNConv(GCNConv):  # type: ignore[misc]
-    """`GCNConv` as a sparse product with the normalised adjacency matrix, one row per target.
-
-    Sums are float32, also under autocast.
-    """
+    """`GCNConv` as a sparse product with the normalised adjacency matrix, one row per target; sums
+    are float32, also under autocast."""
 
     def forward(self, x: tuple[Tensor, Tensor], adjacency: Tensor, loops: Tensor) -> Tensor:
         # x: (sources, targets); adjacency and loops, float32 [num_targets, 1], of `gcn.adjacency`

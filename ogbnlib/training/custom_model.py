@@ -1,4 +1,4 @@
-"""A user's own model: imported by name, created, and tried on one random batch.
+"""Creation of models: ours, and a user's own, which is imported by name and tried on a random batch.
 
 `config.model` is FILE.py:CLASS or MODULE:CLASS. The run's folder keeps a copy of a file, and the
 run executes the copy. A module is imported from its own place.
@@ -21,7 +21,7 @@ from ..files import home, write_atomically
 from ..memory.record import RunPaths
 from ..registry import MODELS
 from .call import Call, random_batch
-from .network import registered_model
+from .network import GNN
 
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
@@ -48,7 +48,9 @@ def make_model(
     """
     if config.model in MODELS:
         torch.manual_seed(config.seed)
-        model = registered_model(config, num_features, num_classes)
+        kind = MODELS[config.model].load()
+        create = kind.network if kind.propagated else GNN
+        model = create(config, num_features, num_classes)
         _remove_generated_files()
         return model
     model_class = _import_class(config, run_dir)
@@ -64,8 +66,8 @@ def make_model(
         "num_classes": num_classes,
         "num_layers": len(config.num_neighbors),
     }
-    fitting = {name: value for name, value in offered.items() if name in parameters}
-    arguments = fitting | config.model_args
+    arguments = {name: value for name, value in offered.items() if name in parameters}
+    arguments |= config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     model = model_class(**arguments)
@@ -87,9 +89,8 @@ def _remove_generated_files() -> None:
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
     path, _, name = config.model.rpartition(":")  # FILE.py:CLASS or MODULE:CLASS
-    code, _ = find_code(config, run_dir)
-    is_file = path.endswith(".py")
-    module = _run_file(code, home(path)) if is_file else importlib.import_module(path)
+    code, _ = find_code(config, run_dir, keep=False)
+    module = _run_file(code, home(path)) if path.endswith(".py") else importlib.import_module(path)
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise InputError(
@@ -98,11 +99,8 @@ def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
     return found
 
 
-def find_code(
-    config: TrainConfig, run_dir: Path | None, keep: bool = False
-) -> tuple[Path, list[str]]:
-    """Return the file with the model's code (without meaning for MODULE:CLASS), and notes for the
-    user.
+def find_code(config: TrainConfig, run_dir: Path | None, keep: bool) -> tuple[Path, list[str]]:
+    """Return the file with the model's code (no file for MODULE:CLASS), and notes for the user.
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
@@ -132,8 +130,7 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     """
     file = (source if source.is_file() else code).absolute()
     folder = str(file.parent)
-    # in front of all others, so that the code's own imports find its neighbors first
-    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]  # first, and once
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
@@ -147,8 +144,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)
-    device = next(model.parameters(), batch.x).device  # of a model without parameters: the CPU
-    scores = call.scores(model.eval(), batch, device)
+    scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
     # A model that gets more than x and edge_index knows which nodes are seeds, and may return
     # scores of the seeds only.
     knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}

@@ -24,8 +24,7 @@ from ..errors import InputError, explained
 from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped
 
-# Before training a wait fails after 12 hours: another rank may propagate the features.
-_TIMEOUT = datetime.timedelta(hours=12)
+_TIMEOUT = datetime.timedelta(hours=12)  # before training: another rank may propagate the features
 # In training a wait fails after ten minutes plus the time of one pass over the store on a slow disk,
 # in which another rank may read the windows of its next batch.
 _PATIENCE_S = 600.0
@@ -39,20 +38,15 @@ class Ranks:
         self.rank = rank
         self.num_ranks = num_ranks
         self.first = rank == 0  # the rank that writes and prints
-        # of collectives on the CPU; None: torch's default group, whose timeout is `_TIMEOUT`
-        self._group: dist.ProcessGroup | None = None
+        self._group: dist.ProcessGroup | None = None  # of tensors on the CPU; None: the default
 
     def limit_waits(self, num_bytes: int) -> None:
-        """Let each later wait for another rank fail after ten minutes and the time to read
-        `num_bytes`."""
+        """Let each later wait for a rank fail after ten minutes and the time to read `num_bytes`."""
         if self.num_ranks > 1:
-            patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
-            self._group = dist.new_group(
-                backend="gloo", timeout=datetime.timedelta(seconds=patience_s)
-            )
+            patience = datetime.timedelta(seconds=_PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S)
+            self._group = dist.new_group(backend="gloo", timeout=patience)
 
-    def _run(self, collective: Callable[..., object], tensor: Tensor) -> Tensor:
-        # Run a collective of torch.distributed, in place, and return the tensor.
+    def _run(self, collective: Callable[..., object], tensor: Tensor) -> Tensor:  # in place
         if tensor.is_cuda and self.num_ranks > 1:
             # a waiting NCCL kernel has no limit of its own, so start it when all ranks are ready
             self.highest(0)
@@ -66,8 +60,7 @@ class Ranks:
         return self._run(dist.all_reduce, tensor)
 
     def highest(self, *numbers: int) -> list[int]:
-        """Return the maximum over all ranks of each number, for decisions that all ranks must
-        share."""
+        """Return the maximum over all ranks of each number, for decisions that all ranks share."""
         highest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
         return self._run(highest, torch.tensor(numbers)).tolist()
 
@@ -85,15 +78,14 @@ class Ranks:
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum each parameter's gradient over the ranks, in place; it stays None if no rank has
-        one."""
+        """Sum each parameter's gradient over the ranks, in place; None if no rank has one."""
         if self.num_ranks == 1:
             return
         # `DistributedDataParallel` needs a forward pass of every rank in every step: a rank without
         # a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        # for each parameter the number of ranks that have a gradient
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
+        # the parameters with a gradient on any rank
         used = list(itertools.compress(trained, counts.tolist()))
         for dtype in dict.fromkeys(parameter.dtype for parameter in used):  # one sum for each dtype
             group = [parameter for parameter in used if parameter.dtype == dtype]

@@ -217,13 +217,11 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
 _BITS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
 
 
-def _values(x: Tensor) -> Array:
-    # A view of a tensor's memory for numba, which has no 16-bit floats and gets their bits.
+def _values(x: Tensor) -> Array:  # a view of the tensor's memory, for kernels
     return (x.view(_BITS[x.dtype]) if x.dtype in _BITS else x.detach()).numpy()
 
 
-def _parts(num_rows: int) -> list[slice]:
-    # Ranges of at most PART_ROWS rows; no rows are one empty range, so that `_share` has a result.
+def _parts(num_rows: int) -> list[slice]:  # without rows one, for `_share` to have a result
     begins = range(0, max(1, num_rows), PART_ROWS)
     return [slice(begin, min(begin + PART_ROWS, num_rows)) for begin in begins]
 
@@ -271,16 +269,14 @@ class Layers(NamedTuple):
         weight_l, bias, weight_r = weights
         num_targets = len(bounds) - 1
         width = x.shape[1]
-        values = _values(x)
         gathered = bias.new_empty(num_targets, 2 * width)
         out = bias.new_empty(num_targets, len(bias))
-        array = _values(gathered)
         parts = _parts(num_targets)
         as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # add in PyG's order
         weight = bias if as_pyg else torch.cat([weight_l, weight_r], 1).t()  # as_pyg: unused
 
         def compute(rows: slice) -> None:
-            _gather(rows.start, rows.stop, bounds, self.col, values, array)
+            _gather(rows.start, rows.stop, bounds, self.col, _values(x), _values(gathered))
             if as_pyg:
                 part = torch.addmm(bias, gathered[:, :width], weight_l.t(), out=out)
                 part += gathered[:, width:] @ weight_r.t()
@@ -309,18 +305,16 @@ class Layers(NamedTuple):
         `gathered`, the output of `_gather`, is overwritten; if it is None, it is gathered again.
         """
         width = x.shape[1]
-        values = _values(x)
         parts = _parts(len(grad))
-        # [num_targets, 2 * width]: the output of `_gather`, overwritten in place by its gradient
+        # the output of `_gather`, overwritten in place by its gradient
         buffer = grad.new_empty(len(grad), 2 * width) if gathered is None else gathered
-        array = _values(buffer)
         halves = (buffer[:, :width], buffer[:, width:])  # means, own rows
         as_pyg = len(parts) == 1 and grad.dtype == torch.float32  # multiply as PyG does
         weight = grad if as_pyg else torch.cat(weights, 1)  # as_pyg: unused
 
         def differentiate(rows: slice) -> list[Tensor]:  # of weight_l, weight_r and bias
             if gathered is None:
-                _gather(rows.start, rows.stop, bounds, self.col, values, array)
+                _gather(rows.start, rows.stop, bounds, self.col, _values(x), _values(buffer))
             if as_pyg:
                 products = [grad.t() @ half for half in halves]
                 if scale is not None:
@@ -344,7 +338,7 @@ class Layers(NamedTuple):
             return [weight_l, bias, weight_r], x.new_empty(0)
         x_grad = torch.empty_like(x)
         by_source = _by_source(bounds, self.col, len(x))
-        arguments = bounds, *by_source, array, values, scale, _values(x_grad)
+        arguments = bounds, *by_source, _values(buffer), _values(x), scale, _values(x_grad)
         _share(
             lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)), self.threads
         )
@@ -391,8 +385,7 @@ class Layers(NamedTuple):
 
 
 def compile_layer() -> None:
-    """Compile the kernels of `Layers`, or load them from disk; see
-    `windows.window.compile_kernels`."""
+    """Compile the kernels of `Layers`, or load them from disk."""
     none = np.zeros(1, np.int64)  # bounds of no edges; the kernels below compute no rows
     row = torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)

@@ -29,8 +29,7 @@ def prepare_allocator(config: TrainConfig) -> None:
 
 
 def begin(config: TrainConfig, device: str) -> list[str]:
-    """Set the GPU memory cap and reset the peaks; return notes for the user on options without
-    effect on `device`, the type of torch's device."""
+    """Set the GPU memory cap and reset the peaks; return notes on options without effect here."""
     if device != "cuda":
         options = ("expandable_segments", "max_cuda_memory")
         names = ", ".join(name for name in options if getattr(config, name))

@@ -210,8 +210,7 @@ def peak_of(sizes: Iterable[int]) -> int:
 
 
 def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[float, float]:
-    """Measure the memory of a step on two batches, the second one larger: fixed bytes, and bytes
-    for each node and edge."""
+    """Measure the memory of a step on two batches: fixed bytes, and bytes per node or edge."""
     steps = [allocations(functools.partial(work, batch)) for batch in batches]
     # Gradients of an embedding have the same size in both steps. Their peak counts by itself:
     # in a small batch they would hide the arrays that grow with it.
@@ -223,8 +222,7 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     return fixed + large - rate * counts[1], rate
 
 
-def _step_s(learner: Learner, batch: Data) -> float:
-    # CPU seconds of a step with one thread, the faster one of two
+def _step_s(learner: Learner, batch: Data) -> float:  # CPU seconds, of the faster of two steps
     size = learner.config.batch_size
     learner.begin(epoch=1)
     # not the first step of an epoch, which has more checks
@@ -241,10 +239,8 @@ def measure_step(
     shapes: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it: its state,
-    the memory (see `_memory`) of two random batches, and the time of a step on a third.
-
-    `shapes` has the arguments of `random_batch` for each of the three.
-    """
+    the memory (see `_memory`) of two random batches, and the time of a step on a third. `shapes`
+    are the arguments of `random_batch` for each of the three."""
     *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []  # the one that the call of `allocations` below creates
     created = allocations(

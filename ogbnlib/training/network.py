@@ -81,7 +81,7 @@ class GNN(nn.Module):
         # CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
             raise InputError("edge_index: expected edges ascending by target, found others")
-        x = x.float() if x.dtype == torch.float16 else x
+        x = x.float()
         shared = self.kind.prepare(edge_index, len(x))  # for all layers, such as gcn's degrees
         compute: Callable[..., Tensor] = self._layer
         if self.checkpointing and torch.is_grad_enabled():
@@ -114,9 +114,8 @@ class GNN(nn.Module):
         # number of nodes that each layer writes: the first all but the outermost hop
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
         bounds = np.empty(targets[0] + 1, np.int64)  # filled by `bounds_of`
-        sizes = np.array([len(x), *targets])
         col, target = edge_index.contiguous().numpy()
-        if not bounds_of(col, target, sizes, bounds):
+        if not bounds_of(col, target, np.array([len(x), *targets]), bounds):
             raise InputError(
                 f"edge_index: expected sources below {len(x)} and targets below {targets[0]}, "
                 "ascending, hop by hop as num_sampled_nodes says, found others"
@@ -160,15 +159,8 @@ class GNN(nn.Module):
         return loss
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:
-        # x: [num_sources, inputs], the targets first; `adjacency` as of the model's `adjacency`
+        # x: [num_sources, inputs], the targets first
         out: Tensor = self.convs[layer]((x, x[:num_targets]), *adjacency)
         if layer == len(self.convs) - 1:
             return out  # scores
         return F.dropout(F.relu(out), p=self.dropout, training=self.training)
-
-
-def registered_model(config: TrainConfig, num_features: int, num_classes: int) -> nn.Module:
-    """Return the network, with new weights, of a config whose model is in `training/models`."""
-    kind = MODELS[config.model].load()
-    create = kind.network if kind.propagated else GNN
-    return create(config, num_features, num_classes)

@@ -115,8 +115,7 @@ def train(
 
 
 @contextlib.contextmanager
-def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
-    # Record this process's memory inside the block; then write result.json.
+def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:  # then writes result.json
     attempt = Attempt(run, config)
     code = 0
     attempt.recorder.start(Tree(os.getpid()))
@@ -203,8 +202,7 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
 def _open(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
-    # Open the data set's store; under loading=propagated make its store of propagated features.
-    def check() -> None:  # called between pieces of that work
+    def check() -> None:  # called between pieces of a propagation
         if stop.number:
             raise Stopped(
                 "stopped while features were propagated; go on with resume=True (--resume)"
@@ -231,8 +229,7 @@ def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress)
 
 
 def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> TrainConfig:
-    # Set torch's threads, and return the config with their number.
-    if resumed is not None:  # the folder of the run to resume, whose number stays
+    if resumed is not None:  # the folder of a run, which goes on with its number of threads
         config = config.continuing(Run(resumed).config)
     if config.num_threads == "auto":
         train = Pass.over(config, store.size, "train", training=True)

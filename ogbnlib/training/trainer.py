@@ -231,8 +231,7 @@ class Trainer:
         return measures
 
     def run(self) -> None:
-        """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
-        checkpoint."""
+        """Train the remaining epochs, each with evaluation, row of metrics.csv and checkpoint."""
         while not self._is_over():
             self._run_epoch()
         epoch = self.state.epoch
@@ -243,8 +242,8 @@ class Trainer:
             )
 
     def _is_over(self, *rows: Row) -> bool:
-        history = [*self.state.history, *rows]  # `rows` of an epoch that is not in the history yet
-        return self.config.is_over(row.get("valid") for row in history)
+        # with `rows` of an epoch that is not in the history yet
+        return self.config.is_over(row.get("valid") for row in [*self.state.history, *rows])
 
     def _run_epoch(self) -> None:
         epoch = self.state.epoch + 1
@@ -308,14 +307,8 @@ def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
 
 
 def _epoch_line(row: Row) -> str:
-    formats = {
-        "epoch": "Epoch {:03.0f}",
-        "loss": "Loss: {:.4f}",
-        "train": "Train: {:.4f}",
-        "valid": "Val: {:.4f}",
-        "test": "Test: {:.4f}",
-        "time_s": "Time: {:.1f}s",
-    }
-    # a split that was not evaluated is left out
-    parts = [text.format(row[name]) for name, text in formats.items() if row[name] is not None]
-    return f"{' | '.join(parts)} + {row['eval_time_s']:.1f}s eval"
+    labels = {"loss": "Loss", "train": "Train", "valid": "Val", "test": "Test"}
+    # without the splits that were not evaluated
+    values = [f"{labels[name]}: {row[name]:.4f}" for name in labels if row[name] is not None]
+    times = f"Time: {row['time_s']:.1f}s + {row['eval_time_s']:.1f}s eval"
+    return " | ".join([f"Epoch {row['epoch']:03.0f}", *values, times])

@@ -43,8 +43,7 @@ class Model(SampledModel):
 
     @staticmethod
     def prepare(edge_index: Any, num_nodes: int) -> Any:
-        """Return each node's 1 / sqrt(degree) in the whole subgraph, with one self-loop, float32
-        [N]."""
+        """Return each node's 1 / sqrt(degree) in the subgraph, with one self-loop, float32 [N]."""
         # As in PyG's untrimmed forward. With degrees from each layer's own edges, the outermost
         # nodes had degree 1, and accuracy on amazon_photo fell from 0.95 to 0.68 at a fan-out of
         # [-1, -1].

@@ -8,9 +8,6 @@ from ...model import Layer, LayerMemory, SampledModel, layer_memory
 # Rows of a layer that a thread takes at a time: their product takes 8 ms, and stays in the cache.
 PART_ROWS = 4096
 
-# In the formulas below S is the number of a layer's sources, T of its targets, E of its edges, and
-# "in" of its input columns. They are in bytes.
-
 
 class Model(SampledModel):
     """Sum of the neighbors' mean and the node itself, each multiplied by a matrix of its own."""
@@ -30,7 +27,7 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        # The rows [E, in] that are added up and, as x needs no gradient, from the second layer on
+        # The rows [edges, inputs] that are added up and, as x needs no gradient, from the second layer on
         # their gradients.
         return 4 * layer.edges * layer.inputs * (2 - layer.first)
 
@@ -50,31 +47,31 @@ class Model(SampledModel):
 def _fused_memory(layer: Layer) -> LayerMemory:
     """Memory of a fused layer, which keeps the output, the mean and the targets' own features.
 
-    Mean and features share an array [T, 2 in], in whose memory their gradients are written.
+    Mean and features share an array [targets, 2 * inputs], in whose memory their gradients are written.
     """
     # A copy of the two matrices side by side, and for each part of `PART_ROWS` rows their gradient.
     scratch = 8 * layer.inputs * layer.outputs * (1 + math.ceil(layer.targets / PART_ROWS))
     if not layer.first:
-        # the gradient of the input [S, in], for which int64 [E] and [S] sort the edges by source
+        # the gradient of the input, and int64 [edges] and [sources] that sort edges by source
         scratch += layer.item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
     elif layer.dropout and not layer.last:
         scratch += layer.item * layer.targets * layer.outputs  # dropout's mask
-    kept = 2 * layer.targets * (layer.item * layer.inputs + 4)  # with the edges' bounds, int64 [T]
+    kept = 2 * layer.targets * (layer.item * layer.inputs + 4)  # with int64 bounds
     return layer_memory(layer, kept, scratch, item=layer.item, masks=1)
 
 
 def _memory(layer: Layer) -> LayerMemory:
-    """Memory of a layer that keeps the neighbors' mean [T, in], a sparse matrix and the output."""
-    matrix = 4 * layer.edges + 8 * layer.targets  # float32 values [E], int64 bounds [T]
+    """Memory of a layer that keeps the mean of neighbors, a sparse matrix and the output."""
+    matrix = 4 * layer.edges + 8 * layer.targets  # float32 values of edges, int64 bounds of targets
     if layer.first:
         products = 4 * layer.targets * layer.inputs + matrix  # the mean is float32
         # two more arrays as large as the output
         scratch = layer.targets * (2 * layer.item * layer.outputs + layer.copy * layer.inputs)
     else:
         products = layer.item * layer.targets * layer.inputs + matrix
-        # twice the gradient of the input [S, in]; one of them takes the room of dropout's result
+        # twice the gradient of the input; one of them takes the room of dropout's result
         room = layer.item * layer.dropout
         scratch = (8 + layer.copy - room) * layer.sources * layer.inputs
     if layer.edge_list:
-        scratch += 8 * layer.edges * layer.inputs  # [E, in] and its gradient
+        scratch += 8 * layer.edges * layer.inputs  # a row for each edge, and its gradient
     return layer_memory(layer, products, scratch, matrix, item=layer.item)

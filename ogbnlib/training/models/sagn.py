@@ -14,11 +14,8 @@ class Model(PropagatedModel):
 
     @staticmethod
     def weights(layer: Layer) -> int:
-        """Count the weights of a layer.
-
-        In the first layer the hops have no bias, the node's own features have one, and attention
-        has two vectors.
-        """
+        """Count the weights: in the first layer the hops have no bias, the node's own features have
+        one, and attention has two vectors."""
         if layer.last:
             return linear_weights(layer)
         return layer.inputs * layer.outputs + 3 * _hidden(layer)

@@ -15,7 +15,7 @@ class Model(PropagatedModel):
     def memory(layer: Layer) -> LayerMemory:
         """Memory of a layer that keeps ReLU's results of all hops, dropout's masks, and all hops
         side by side."""
-        copies = 2 + layer.dropout  # arrays [T, (hops + 1) * hidden]
+        copies = 2 + layer.dropout  # arrays as large as the layer's output
         saved = copies * layer.item * layer.targets * layer.outputs
         return linear_memory(layer, saved, item=layer.item)
 
