@@ -246,11 +246,9 @@ class TrainConfig(BaseModel):
         none for propagated features."""
         if not self.policy.samples:
             return ()
-        evaluated = self.eval_num_neighbors or self.num_neighbors
-        fan_outs = self.num_neighbors if training else evaluated
-        if len(fan_outs) == 1:  # one for all layers
-            return fan_outs * len(self.num_neighbors)
-        return fan_outs
+        fan_outs = self.num_neighbors if training else self.eval_num_neighbors or self.num_neighbors
+        # one is for all layers
+        return fan_outs * len(self.num_neighbors) if len(fan_outs) == 1 else fan_outs
 
     @property
     def depth(self) -> int:
@@ -259,8 +257,7 @@ class TrainConfig(BaseModel):
 
     def seeds_per_batch(self, training: bool) -> int:
         """Return the number of seeds per batch in a training or evaluation pass."""
-        evaluated = self.eval_batch_size or self.batch_size
-        return self.batch_size if training else evaluated
+        return self.batch_size if training else self.eval_batch_size or self.batch_size
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """Return the splits to evaluate after `epoch`, the last one or a multiple of `eval_every`."""
@@ -320,8 +317,7 @@ def _problem(item: ErrorDetails) -> str:
     return ": ".join([*names, text])
 
 
-def _conflicts(config: TrainConfig) -> list[tuple[object, str]]:
-    # (whether the problem is there, message) of parameters that do not go together
+def _conflicts(config: TrainConfig) -> list[tuple[object, str]]:  # (whether it is there, message)
     layers = len(config.num_neighbors)
     evaluated = config.eval_num_neighbors
     without_valid = "valid" not in config.eval_splits

@@ -218,8 +218,7 @@ class Checkpointer:
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the checkpoint; return its state, a new one if there is none, and notes for the
-        user."""
+        """Load the checkpoint; return its state, else a new one, and notes for the user."""
         # nothing is written to the folder here, because another rank may refuse to resume
         assert self.run_dir is not None
         path = RunPaths(self.run_dir).checkpoint
@@ -269,8 +268,7 @@ class Checkpointer:
             group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)
 
     def take_over(self, state: State, asked: TrainConfig) -> None:
-        """Write a resumed run's changes and the config as the user asked for it to the run's
-        folder, after all ranks have accepted to resume."""
+        """Write a resumed run's changes, and the config as the user asked for it, to its folder."""
         assert self.run_dir is not None
         self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
         asked.save(RunPaths(self.run_dir).config)

@@ -52,7 +52,13 @@ class Ranks:
             self.highest(0)
             collective(tensor)
         elif self.num_ranks > 1:
+            num_owners = tensor._use_count()
             collective(tensor, group=self._group)
+            # Let gloo's thread drop the tensor first. As its last owner it would enter Python, and a
+            # DataLoader worker forked at this moment waits for ever (python/cpython#112275): one
+            # of 500 did.
+            while tensor._use_count() > num_owners:
+                time.sleep(0)
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -99,8 +105,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank
-        on all ranks."""
+        """End together: raise an `InputError` or `Stopped` of any rank on all ranks."""
         own_error: BaseException | None = None
         try:
             yield
@@ -108,17 +113,23 @@ class Ranks:
             own_error = explained(error)
             if isinstance(own_error, OSError):  # not a user's: it ends this process, as others do
                 raise
-        # of each rank: None, or whether it was stopped and its message
-        errors: list[tuple[bool, str] | None] = [None] * self.num_ranks
-        if self.num_ranks > 1:
-            text = None if own_error is None else (isinstance(own_error, Stopped), str(own_error))
-            dist.all_gather_object(errors, text, group=self._group)
+        error_class = "" if own_error is None else type(own_error).__name__
+        texts = self._gather(f"{error_class}:{own_error}")
         if own_error is not None:
             raise own_error
-        for rank, error_of_rank in enumerate(errors):
-            if error_of_rank is not None:
-                is_stop, message = error_of_rank
-                raise Stopped(message) if is_stop else InputError(f"{message} (rank {rank})")
+        for rank, text in enumerate(texts):
+            name, _, message = text.partition(":")  # of the error's class; empty without an error
+            if name == "Stopped":
+                raise Stopped(message)
+            if name:
+                raise InputError(f"{message} (rank {rank})")
+
+    def _gather(self, text: str) -> list[str]:  # of all ranks
+        encoded = text.encode(errors="backslashreplace")  # a path may be invalid text
+        [length] = self.highest(len(encoded))
+        rows = torch.zeros(self.num_ranks, length, dtype=torch.uint8)  # each rank fills its own
+        rows[self.rank, : len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        return [bytes(row).rstrip(b"\0").decode() for row in self.sum(rows).numpy()]
 
 
 @contextlib.contextmanager
@@ -145,17 +156,13 @@ def join(device: str) -> Iterator[Ranks]:
 
 
 def _leave() -> None:
-    # gloo's threads need Python's lock to drop the tensors of the last collective. Destroying the
-    # process group waits for these threads while it holds the lock (pytorch/pytorch#56297): one
-    # stop of three blocked for ever. A sleep releases the lock. `end` skips this function.
-    time.sleep(0.2)
+    # Without it gloo's threads live while Python ends. `end` skips this function.
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def end(code: int) -> NoReturn:
-    """End this process at once: Python's normal exit would wait for workers, a model's threads and
-    gloo; see `_leave`."""
+    """End this process at once: a normal exit would wait for workers, a model's threads and gloo."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -66,8 +66,8 @@ def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
     (num_present_classes * count) over the train nodes with these labels, 0 for a class without."""
     counts = torch.bincount(labels, minlength=num_classes).numpy()
     weights = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
-    num_present = weights @ counts  # each present class adds 1 / count * count
-    return torch.from_numpy((weights * (counts.sum() / num_present)).astype(np.float32))
+    # weights @ counts is the number of present classes
+    return torch.from_numpy((weights * (counts.sum() / (weights @ counts))).astype(np.float32))
 
 
 class Learner:

@@ -176,7 +176,7 @@ def train_prepared(
                 with ranks.together():
                     trainer.state, notes = checkpointer.restore()
                 progress.note(*notes)
-            with ranks.together(), naming(run_dir):  # a full disk ends all ranks
+            with ranks.together(), naming(run_dir):  # after all ranks have accepted to resume
                 if resume and ranks.first:
                     checkpointer.take_over(trainer.state, asked)
                 elif run_dir is not None and ranks.first:

@@ -296,10 +296,9 @@ def accuracy(labels: Tensor, predicted: Tensor) -> float:
 def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
     """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]:
     scikit-learn's `f1_score(average="macro", zero_division=0)`."""
-    hits = labels[labels == predicted]
     hits_per_class, labels_per_class, guesses_per_class = (  # each float64 [num_classes]
         torch.bincount(values, minlength=num_classes).double()
-        for values in (hits, labels, predicted)
+        for values in (labels[labels == predicted], labels, predicted)
     )
     total = labels_per_class + guesses_per_class
     # F1 is 2 * hits / (labels + guesses); a class in neither has none

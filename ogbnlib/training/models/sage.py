@@ -21,9 +21,7 @@ class Model(SampledModel):
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        if layer.fused:
-            return _fused_memory(layer)
-        return _memory(layer)
+        return _fused_memory(layer) if layer.fused else _memory(layer)
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
