@@ -52,12 +52,11 @@ class Ranks:
             self.highest(0)
             collective(tensor)
         elif self.num_ranks > 1:
-            num_owners = tensor._use_count()
+            counts_before = _reference_counts(tensor)
             collective(tensor, group=self._group)
-            # Let gloo's thread drop the tensor first. As its last owner it would enter Python, and a
-            # DataLoader worker forked at this moment waits for ever (python/cpython#112275): one
-            # of 500 did.
-            while tensor._use_count() > num_owners:
+            # gloo's thread enters Python to drop the tensor. A DataLoader worker forked at this
+            # moment waits for ever (python/cpython#112275): one of 500 did. So wait for the thread.
+            while _reference_counts(tensor) != counts_before:
                 time.sleep(0)
         return tensor
 
@@ -130,6 +129,10 @@ class Ranks:
         rows = torch.zeros(self.num_ranks, length, dtype=torch.uint8)  # each rank fills its own
         rows[self.rank, : len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
         return [bytes(row).rstrip(b"\0").decode() for row in self.sum(rows).numpy()]
+
+
+def _reference_counts(tensor: Tensor) -> tuple[int, int]:  # of C++ and of Python
+    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
