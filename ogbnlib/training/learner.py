@@ -141,16 +141,15 @@ class Learner:
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """Take one optimizer step with the mean gradient over the seeds at positions `begin` to
         `end` - 1 of the epoch's order; `batches` yields this rank's batches from there on."""
-        ranks = self.ranks
         self.optimizer.zero_grad()
         # a resumed run would start with the first rank's buffers, so each step does
-        ranks.share(self.model.buffers())
+        self.ranks.share(self.model.buffers())
         loss_sum = self.loss_sum
         fused = False  # whether the last batch was computed by `fused_sage`
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
         size = self.config.batch_size
         # the ranks take the step's batches in turn; at an epoch's end some may have none
-        for _ in range(begin + ranks.rank * size, end, ranks.num_ranks * size):
+        for _ in range(begin + self.ranks.rank * size, end, self.ranks.num_ranks * size):
             batch = next(batches)
             # Dropout is a function of (seed, epoch, batch), like the choice of neighbors.
             key = int(batch_key(np.uint64(self.config.seed), epoch, int(batch.input_id[0])))
@@ -162,7 +161,7 @@ class Learner:
             # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
             del batch
             self.after_batch()
-        ranks.sum_gradients(self.model.parameters())  # waits for all ranks
+        self.ranks.sum_gradients(self.model.parameters())  # waits for all ranks
         # one thread, as in the other small operations of a fused step
         with torch_threads(1 if fused else torch.get_num_threads()):
             self.scaler.step(self.optimizer)

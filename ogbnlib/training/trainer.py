@@ -172,20 +172,19 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         state = self.state
-        learner = self.learner
         epoch = state.epoch + 1
         loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
-        learner.begin(epoch)
+        self.learner.begin(epoch)
         begin_s = time.monotonic() - state.time_s  # as if the epoch had not been interrupted
-        step_seeds = self.config.batch_size * learner.batches_per_step  # of all ranks
+        step_seeds = self.config.batch_size * self.learner.batches_per_step  # of all ranks
         shown = self.progress.over(loader, len(loader), self._mean_loss)
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
             self._boundary()
             while state.position < self.num_seeds["train"]:
                 end = min(state.position + step_seeds, self.num_seeds["train"])
                 with self._stoppable():
-                    learner.step(batches, epoch, state.position, end)
+                    self.learner.step(batches, epoch, state.position, end)
                 state.position = end
                 state.time_s = time.monotonic() - begin_s
                 self._boundary(training=True)
