@@ -88,6 +88,7 @@ def _arguments(value: object) -> object:
         ) from None
 
 
+# Of several BeforeValidators the last one is called first.
 Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of a 32-bit integer
 Float = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[Int, Field(gt=0)]

@@ -101,7 +101,7 @@ def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, whose tensors are mapped until they are used; `InputError` if a byte has
     changed or another version wrote it."""
     with open(path, "rb") as file:
-        size = max(0, os.fstat(file.fileno()).st_size - len(_CHECKSUM % 0))  # without the last line
+        size = max(0, os.fstat(file.fileno()).st_size - len(_CHECKSUM % 0))  # without that line
         expected = _checksum(file, size)
         if file.read() != expected:
             raise InputError(
@@ -257,7 +257,7 @@ class Checkpointer:
         self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
         return state, notes
 
-    def _load(self, content: Mapping[str, Any], path: Path) -> None:  # from checkpoint.pt, in place
+    def _load(self, content: Mapping[str, Any], path: Path) -> None:  # of checkpoint.pt, in place
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # Adam takes the moments as they are, and a file that is mapped and replaced frees no space

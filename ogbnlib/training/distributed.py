@@ -92,7 +92,7 @@ class Ranks:
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
         # the parameters with a gradient on any rank
         used = list(itertools.compress(trained, counts.tolist()))
-        for dtype in dict.fromkeys(parameter.dtype for parameter in used):  # one sum for each dtype
+        for dtype in dict.fromkeys(parameter.dtype for parameter in used):  # a sum for each
             group = [parameter for parameter in used if parameter.dtype == dtype]
             gradients = [
                 torch.zeros_like(value) if value.grad is None else value.grad for value in group

@@ -25,8 +25,8 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        # The rows [edges, inputs] that are added up and, as x needs no gradient, from the second layer on
-        # their gradients.
+        # The rows [edges, inputs] that are added up and, as x needs no gradient, from the second
+        # layer on their gradients.
         return 4 * layer.edges * layer.inputs * (2 - layer.first)
 
     @staticmethod
@@ -45,7 +45,7 @@ class Model(SampledModel):
 def _fused_memory(layer: Layer) -> LayerMemory:
     """Memory of a fused layer, which keeps the output, the mean and the targets' own features.
 
-    Mean and features share an array [targets, 2 * inputs], in whose memory their gradients are written.
+    Mean and features share an array [targets, 2 * inputs], which their gradients overwrite.
     """
     # A copy of the two matrices side by side, and for each part of `PART_ROWS` rows their gradient.
     scratch = 8 * layer.inputs * layer.outputs * (1 + math.ceil(layer.targets / PART_ROWS))
