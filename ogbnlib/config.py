@@ -280,8 +280,8 @@ class TrainConfig(BaseModel):
         return num_before * is_due_before + (split in self.splits_to_evaluate(self.epochs))
 
     def changes(self, saved: Mapping[str, object]) -> tuple[list[str], list[str]]:
-        """Compare with the run to resume, whose parameters are `saved`: return the changes to refuse,
-        and sentences about allowed changes that affect weights or accuracies.
+        """Compare with the parameters of the run to resume: return the changes to refuse, and
+        sentences about allowed changes that affect weights or accuracies.
 
         A parameter that an older version did not save counts as its default value.
         """

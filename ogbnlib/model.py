@@ -100,7 +100,7 @@ class SampledModel(BaseModel):
 
     @staticmethod
     def prepare(edge_index: Tensor, num_nodes: int) -> Tensor | None:
-        """Return a tensor for all layers of a batch, from its edges int64 [2, E]; by default None."""
+        """Return a tensor for all layers of a batch, from its edges int64 [2, E]; default: None."""
         return None
 
     @staticmethod
@@ -128,8 +128,8 @@ class PropagatedModel(BaseModel):
 def layer_memory(
     layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
 ) -> LayerMemory:
-    """Bytes of a layer, from the bytes `products` that it keeps beside its output (with those of its
-    sparse `matrix`) and those that it frees again, `scratch`.
+    """Bytes of a layer, from the bytes `products` that it keeps beside its output (with those of
+    its sparse `matrix`) and those that it frees again, `scratch`.
 
     Of its output, `item` are the bytes of a number, and dropout keeps `masks` arrays as large.
     """

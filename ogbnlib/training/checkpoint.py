@@ -67,7 +67,7 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], dataset: str) -> None:
-    """Refuse `dataset`, with the fingerprint `now`, if the weights at `path` have another, `saved`."""
+    """Refuse `dataset`, with fingerprint `now`, if the weights at `path` have another, `saved`."""
     changed = [name for name in now if saved[name] != now[name]]
     if changed:
         raise InputError(
@@ -77,7 +77,7 @@ def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], da
 
 
 def _checksum(file: BinaryIO, size: int) -> bytes:
-    """Return the line `_CHECKSUM` of the first `size` bytes of `file`, and leave it at their end."""
+    """Return the line `_CHECKSUM` of `file`'s first `size` bytes, and leave it at their end."""
     file.seek(0)
     crc32 = 0
     for begin in range(0, size, _PIECE_BYTES):
@@ -204,7 +204,7 @@ class Checkpointer:
                     _write(RunPaths(self.run_dir).checkpoint, content)
 
     def save_epoch(self, state: State) -> None:
-        """Write metrics.csv, checkpoint.pt, and best.pt if the model is the best on valid so far."""
+        """Write metrics.csv, checkpoint.pt, and best.pt if the model is the best on valid yet."""
         *earlier, last = (row["valid"] for row in state.history)  # None in epochs not evaluated
         best = max((value for value in earlier if value is not None), default=-1.0)
         is_best = last is not None and last > best

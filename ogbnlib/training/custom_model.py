@@ -1,4 +1,4 @@
-"""Creation of models: ours, and a user's own, which is imported by name and tried on a random batch.
+"""Creation of models: ours, and a user's own, imported by name and tried on a random batch.
 
 `config.model` is FILE.py:CLASS or MODULE:CLASS. The run's folder keeps a copy of a file, and the
 run executes the copy. A module is imported from its own place.

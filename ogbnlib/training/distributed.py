@@ -41,7 +41,7 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None  # of tensors on the CPU; None: the default
 
     def limit_waits(self, num_bytes: int) -> None:
-        """Let each later wait for a rank fail after ten minutes and the time to read `num_bytes`."""
+        """Let later waits for a rank fail after ten minutes and the time to read `num_bytes`."""
         if self.num_ranks > 1:
             patience = datetime.timedelta(seconds=_PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S)
             self._group = dist.new_group(backend="gloo", timeout=patience)
@@ -165,7 +165,7 @@ def _leave() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process at once: a normal exit would wait for workers, a model's threads and gloo."""
+    """End this process now: a normal exit would wait for workers, a model's threads and gloo."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -64,7 +64,7 @@ def bounds_of(sources: Array, targets: Array, sizes: Array, bounds: Array) -> bo
 
 @kernel
 def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Array) -> None:
-    """Write rows `begin` to `end` - 1 of `out` [num_targets, 2 * width]: for each target the mean of
+    """Write rows `begin` to `end` - 1 of `out` [num_targets, 2 * width]: of each target the mean of
     its neighbors' rows of `x` [num_sources, width], then the target's own row.
 
     `bounds` and `col`, the edges' sources, are as in `Layers`; `x` and `out` as from `_values`.

@@ -1,8 +1,8 @@
 """SGC, SIGN and SAGN: models on propagated features.
 
 Propagated features are a node's own features and their aggregates over 1, 2, ... hops. Each model
-takes rows [B, (hops + 1) * F] of B seeds, nearest hop first, in RAM or on the GPU, and returns scores
-[B, classes].
+takes rows [B, (hops + 1) * F] of B seeds, nearest hop first, in RAM or on the GPU, and returns
+scores [B, classes].
 """
 
 import torch

@@ -141,7 +141,7 @@ class Trainer:
         # Reading the loss from a GPU would wait for the GPU at every step. So on a GPU only
         # checkpoints check the loss.
         on_cpu = self.learner.device.type == "cpu"
-        # What one rank has met, all ranks act on: else the others would wait for it in a collective.
+        # What one rank has met, all ranks act on: else others would wait for it in a collective.
         number, due_anywhere, diverged = self.ranks.highest(
             self.stop.number,
             int(due),
