@@ -136,7 +136,7 @@ def layer_memory(
     if layer.last:
         item = 4  # scores are float32
     out = layer.targets * layer.outputs * item
-    saved = products + out + 8 * layer.targets
+    saved = products + out + 8 * layer.targets  # 8: the last layer's int64 labels
     peak = products + out + scratch
     if layer.last:
         peak += 2 * out  # of the loss
