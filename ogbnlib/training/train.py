@@ -108,14 +108,14 @@ def train(
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 run, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-                stack.enter_context(_recorded(run, config))
+                stack.enter_context(_record_attempt(run, config))
         with naming(folder):  # in errors without a path, such as a full disk's
             display = "auto" if progress else "none"
             return train_prepared(config, folder, stop, ranks, resume=resume, display=display)
 
 
 @contextlib.contextmanager
-def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:  # then writes result.json
+def _record_attempt(run: Run, config: TrainConfig) -> Iterator[None]:  # then writes result.json
     attempt = Attempt(run, config)
     code = 0
     attempt.recorder.start(Tree(os.getpid()))
