@@ -25,7 +25,7 @@ Loading: Any = Literal[tuple(POLICIES)]
 class Resume(NamedTuple):
     """Mark of a parameter that a resumed run may change."""
 
-    is_noted: bool = False  # report a change, because weights or accuracies then differ
+    is_noted: bool = False  # whether to report a change, because weights or accuracies then differ
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -166,9 +166,9 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problem = _conflict(self)
-        if problem:
-            raise ValueError(problem)
+        for applies, text in _conflicts(self):
+            if applies:
+                raise ValueError(text)
         return self
 
     @classmethod
@@ -235,17 +235,18 @@ class TrainConfig(BaseModel):
         """Whether training is finished; `valid` has each epoch's accuracy, None or NaN without one."""
         history = list(valid)
         values = [value for value in history if value is not None and not math.isnan(value)]
+        # number of evaluations after the first of the best ones
         since = len(values) - values.index(max(values)) - 1 if values else 0
         return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
-        """Return the fan-outs of a pass, one per layer; none for propagated features."""
-        fan_outs = self.num_neighbors
-        if not training and self.eval_num_neighbors is not None:
-            fan_outs = self.eval_num_neighbors
-        if len(fan_outs) == 1:
-            fan_outs *= len(self.num_neighbors)
-        return fan_outs if self.policy.samples else ()
+        """Return the fan-outs of a training or evaluation pass, one per layer, nearest hop first;
+        none for propagated features."""
+        if not self.policy.samples:
+            return ()
+        fan_outs = self.num_neighbors if training else self.eval_num_neighbors or self.num_neighbors
+        # one is for all layers
+        return fan_outs * len(self.num_neighbors) if len(fan_outs) == 1 else fan_outs
 
     @property
     def depth(self) -> int:
@@ -254,16 +255,14 @@ class TrainConfig(BaseModel):
 
     def seeds_per_batch(self, training: bool) -> int:
         """Return the number of seeds per batch in a training or evaluation pass."""
-        if training or self.eval_batch_size is None:
-            return self.batch_size
-        return self.eval_batch_size
+        return self.batch_size if training else self.eval_batch_size or self.batch_size
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """Return the splits to evaluate after `epoch`, the last one or a multiple of `eval_every`."""
         final = epoch == self.epochs
         due = final or epoch % self.eval_every == 0
-        train = (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final)
-        return ["train"] * train + [*self.eval_splits] * due
+        train = {"every_epoch": due, "final": final, "never": False}[self.train_eval]
+        return ["train"] * train + [*self.eval_splits] * due  # times False: none
 
     def without_empty_splits(self, num_seeds: Mapping[str, int]) -> Self:
         """Return the config without evaluations of splits that have no nodes."""
@@ -273,14 +272,14 @@ class TrainConfig(BaseModel):
         """Return the number of evaluations of `split` in the whole run."""
         if not self.epochs:
             return 0
-        between = split in self.splits_to_evaluate(self.eval_every)
-        return between * ((self.epochs - 1) // self.eval_every) + (
-            split in self.splits_to_evaluate(self.epochs)
-        )
+        # after each multiple of `eval_every` before the last epoch, and after the last epoch
+        num_before = (self.epochs - 1) // self.eval_every
+        is_due_before = split in self.splits_to_evaluate(self.eval_every)
+        return num_before * is_due_before + (split in self.splits_to_evaluate(self.epochs))
 
     def changes(self, saved: Mapping[str, object]) -> tuple[list[str], list[str]]:
-        """Compare with the run to resume: return the changes to refuse, and sentences about allowed
-        changes that affect weights or accuracies.
+        """Compare with the parameters of the run to resume: return the changes to refuse, and
+        sentences about allowed changes that affect weights or accuracies.
 
         A parameter that an older version did not save counts as its default value.
         """
@@ -305,35 +304,31 @@ class TrainConfig(BaseModel):
 def _problem(item: ErrorDetails) -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
     names = [str(name) for name in item["loc"][:1]]  # none for a check of several parameters
-    text = item["msg"]
     if item["type"] == "extra_forbidden":
         return unknown_name(names[0], TrainConfig.model_fields, "parameter")
     if item["type"] == "missing":
         text = "expected a value, got none"
     elif item["type"] == "value_error":  # raised by a check of this package
         text = str(item["ctx"]["error"])
-    else:
-        text = f"{text[0].lower()}{text[1:]}, got {item['input']!r}"
+    else:  # pydantic's "Input should be ..."
+        text = f"{item['msg'][0].lower()}{item['msg'][1:]}, got {item['input']!r}"
     return ": ".join([*names, text])
 
 
-def _conflict(config: TrainConfig) -> str:
+def _conflicts(config: TrainConfig) -> list[tuple[object, str]]:  # (whether it is there, message)
     layers = len(config.num_neighbors)
-    evaluated = config.eval_num_neighbors or ()
-    needs_valid = ""  # the parameter that compares epochs on the valid split
-    if config.keep == "best":
-        needs_valid = "keep"
-    if config.early_stopping:
-        needs_valid = "early_stopping"
-    problems = [
+    evaluated = config.eval_num_neighbors
+    without_valid = "valid" not in config.eval_splits
+    needs_valid = f"expected 'valid' in eval_splits, got {list(config.eval_splits)}"
+    return [
         (
             not config.dataset.strip(),
             "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string",
         ),
         (
-            len(evaluated) not in (0, 1, layers),
+            evaluated is not None and len(evaluated) not in (1, layers),
             f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got "
-            f"{list(evaluated)}",
+            f"{list(evaluated or ())}",
         ),
         (
             config.feature_dtype == "int8" and not config.policy.reads_disk,
@@ -344,32 +339,29 @@ def _conflict(config: TrainConfig) -> str:
             config.persistent_workers and config.num_workers == 0,
             "persistent_workers: needs num_workers of at least 1, got num_workers=0",
         ),
-        (
-            needs_valid and "valid" not in config.eval_splits,
-            f"{needs_valid}: expected 'valid' in eval_splits, got {list(config.eval_splits)}",
-        ),
+        (without_valid and config.early_stopping, f"early_stopping: {needs_valid}"),
+        (without_valid and config.keep == "best", f"keep: {needs_valid}"),
         *_model_problems(config),
     ]
-    return next((text for applies, text in problems if applies), "")
 
 
 def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     """Return (whether the problem is there, message) of what a model can't do; the first counts."""
-    kinds = {name: entry.load() for name, entry in MODELS.items()}
-    kind = kinds.get(config.model)
-    checkpointed = [name for name, model in kinds.items() if model.can_checkpoint]
+    models = {name: entry.load() for name, entry in MODELS.items()}
+    chosen = models.get(config.model)
+    checkpointed = [name for name, model in models.items() if model.can_checkpoint]
     checkpointing = (
         config.activation_checkpointing and config.model not in checkpointed,
         f"activation_checkpointing: expected with {', '.join(checkpointed)}; in your own model call "
         "torch.utils.checkpoint",
     )
-    if kind is None:  # the user's own model
+    if chosen is None:  # the user's own model, which takes any arguments
         return [checkpointing]
     needs_propagated = not config.policy.samples
-    fitting = [name for name, model in kinds.items() if model.propagated == needs_propagated]
-    known_arguments = {"heads"} if kind.has_heads else set()
+    fitting = [name for name, model in models.items() if model.propagated == needs_propagated]
+    known_arguments = {"heads"} if chosen.has_heads else set()
     heads = config.model_args.get("heads", 4)
-    is_count = type(heads) is int and heads > 0
+    is_count = type(heads) is int and heads > 0  # not `config.heads`, which converts it
     return [
         (
             config.model_args.keys() - known_arguments,
@@ -378,7 +370,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
         ),
         (not is_count, f"model_args: expected heads of at least 1, a whole number, got {heads!r}"),
         (
-            kind.has_heads and is_count and config.hidden_channels % heads,
+            chosen.has_heads and is_count and config.hidden_channels % heads,
             f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}",
         ),
         (

@@ -23,7 +23,7 @@ _ROOM_BYTES = 8 * MB  # all kernels take 5 MB
 
 def sources() -> list[Path]:
     """List the package's files that declare kernels, or intrinsics, which go into kernels."""
-    marks = (b"\n@kernel", b"\n@intrinsic")
+    marks = (b"\n@kernel", b"\n@intrinsic")  # decorators at the beginning of a line
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -55,8 +55,8 @@ def complete_marker() -> Path | None:
 @functools.cache
 def _marker() -> str:
     lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    kinds = (b"model name", b"flags", b"Features")
-    processor = sorted({line for line in lines if line.startswith(kinds)})
+    kinds = (b"model name", b"flags", b"Features")  # what numba compiles for; Features: on ARM
+    processor = sorted({line for line in lines if line.startswith(kinds)})  # once for all cores
     return f"complete-{hashlib.sha256(b''.join(processor)).hexdigest()[:8]}"
 
 
@@ -64,12 +64,12 @@ def _prepare(parent: Path) -> Path:
     """Create and return the folder in `parent`; an error says why `parent` can't be used."""
     cache = parent / f"ogbnlib-kernels-{os.geteuid()}"
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = cache.lstat()
-    above = parent.stat().st_mode
+    status = cache.lstat()  # of a link itself, which another user may have put there
+    parent_mode = parent.stat().st_mode
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    if not is_own or status.st_mode & 0o077:
+    if not is_own or status.st_mode & 0o077:  # others can write or read it
         raise InputError(f"{cache}: expected a folder that is yours alone, mode 700")
-    if above & stat.S_IWOTH and not above & stat.S_ISVTX:
+    if parent_mode & stat.S_IWOTH and not parent_mode & stat.S_ISVTX:  # unlike /tmp's mode 1777
         raise InputError(f"{parent}: everyone can rename what is in it")
     target = cache / _content()
     target.mkdir(exist_ok=True)

@@ -24,15 +24,15 @@ def kernel_with(
     """
 
     def declare(function: Function) -> Function:
-        folder = kernel_cache.folder()
-        cache_dir = config.CACHE_DIR
+        folder = kernel_cache.folder()  # None: it can't be written
+        users_dir = config.CACHE_DIR
         config.CACHE_DIR = str(folder or "")  # read by njit below, once for each function
         try:
             return njit(nogil=True, cache=folder is not None, fastmath=fastmath, inline=inline)(
                 function
             )
         finally:
-            config.CACHE_DIR = cache_dir
+            config.CACHE_DIR = users_dir  # for the user's own numba functions
 
     return declare
 
@@ -44,14 +44,15 @@ kernel = kernel_with()
 def prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
     """Start to load the cache line of item `index` of an array in C order, for a later read."""
 
+    # Called by numba to write the LLVM code of a call; `arguments` are the values (array, index).
     def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        int32 = ir.IntType(32)
+        prototype = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+        function = cgutils.get_or_insert_function(builder.module, prototype, "llvm.prefetch.p0")
         # 0: to read, 3: into all cache levels, 1: data
-        builder.call(function, [pointer, number(0), number(3), number(1)])
+        builder.call(function, [pointer, int32(0), int32(3), int32(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), fetch

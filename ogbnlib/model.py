@@ -20,8 +20,8 @@ class Layer(NamedTuple):
     sources: int  # nodes that it reads
     targets: int  # nodes that it writes
     edges: int
-    inputs: int
-    outputs: int  # of all heads together, in the last layer of one
+    inputs: int  # columns that it reads, of one hop if it reads propagated features
+    outputs: int  # columns that it writes, of all heads together, in the last layer of one
     first: bool
     last: bool
     heads: int
@@ -100,13 +100,13 @@ class SampledModel(BaseModel):
 
     @staticmethod
     def prepare(edge_index: Tensor, num_nodes: int) -> Tensor | None:
-        """Return a tensor for all layers of a batch, from all of its edges; by default None."""
+        """Return a tensor for all layers of a batch, from its edges int64 [2, E]; default: None."""
         return None
 
     @staticmethod
     def adjacency(
         edges: Tensor, num_targets: int, num_sources: int, shared: Any
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Any, ...]:  # shared: the result of `prepare`
         """Return a layer's arguments after x, from its edges int64 [2, E], ascending by target."""
         return (edges,)
 
@@ -128,14 +128,18 @@ class PropagatedModel(BaseModel):
 def layer_memory(
     layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
 ) -> LayerMemory:
-    """Bytes of a layer, from the bytes of its products, scratch space and sparse matrix."""
+    """Bytes of a layer, from the bytes `products` that it keeps beside its output (with those of
+    its sparse `matrix`) and those that it frees again, `scratch`.
+
+    Of its output, `item` are the bytes of a number, and dropout keeps `masks` arrays as large.
+    """
     if layer.last:
-        item = 4
+        item = 4  # scores are float32
     out = layer.targets * layer.outputs * item
-    saved = products + out + 8 * layer.targets
+    saved = products + out + 8 * layer.targets  # 8: the last layer's int64 labels
     peak = products + out + scratch
     if layer.last:
-        peak += 2 * out
+        peak += 2 * out  # of the loss
     elif layer.dropout:
         # Dropout keeps its mask and its result in addition to the output.
         saved += (masks - 1) * out
@@ -155,6 +159,5 @@ def linear_memory(layer: Layer, saved: int = 0, *, item: int = 4) -> LayerMemory
     rows = (4 if layer.last else item) * layer.targets * layer.outputs
     if layer.last:
         return LayerMemory(rows, rows, 3 * rows)
-    if layer.half:
-        saved += 2 * layer.targets * layer.inputs * (layer.hops + 1)
+    saved += layer.copy * layer.targets * layer.inputs * (layer.hops + 1)  # of x, all hops
     return LayerMemory(saved, rows, saved + 2 * rows)

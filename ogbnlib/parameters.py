@@ -17,6 +17,7 @@ from .files import home
 from .registry import MODELS
 
 
+# Checks and conversions for pydantic, which adds the parameter's name to a ValueError's message.
 def _list(value: object) -> object:
     """Split `"3 2"`, `"3,2"`, `"[3, 2]"`, as papermill's `-p` and `--set` pass them; keep lists and
     tuples."""
@@ -44,7 +45,7 @@ def _fan_out(value: int) -> int:
     return value
 
 
-def _size(value: object) -> object:
+def _size(value: object) -> object:  # bytes
     try:
         return None if value is None else parse_bytes(value, "size")
     except InputError:
@@ -62,13 +63,13 @@ def _path(value: object) -> object:
         value = os.fspath(value)
     if isinstance(value, str) and value.startswith("~"):
         return str(home(value))
-    return value
+    return value  # relative to the working directory, or an official name
 
 
 def _model(value: object) -> object:
     if not isinstance(value, str) or value in MODELS:
         return value
-    file, _, name = value.rpartition(":")
+    file, _, name = value.rpartition(":")  # or a module
     if not file.strip() or not name.strip():
         raise ValueError(
             f'expected {", ".join(MODELS)}, or your own as "my_model.py:Net" or '
@@ -80,13 +81,14 @@ def _model(value: object) -> object:
 def _arguments(value: object) -> object:
     try:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
-        return json.loads(json.dumps(arguments, allow_nan=False))
+        return json.loads(json.dumps(arguments, allow_nan=False))  # as config.json has them
     except (TypeError, ValueError):
         raise ValueError(
             f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}'
         ) from None
 
 
+# Of several BeforeValidators the last one is called first.
 Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of a 32-bit integer
 Float = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[Int, Field(gt=0)]
@@ -154,7 +156,7 @@ class _TextLoader(yaml.BaseLoader):  # type: ignore[misc]  # yaml has no types
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         values: dict[Any, Any] = super().construct_mapping(node, deep=True)
-        if len(values) < len(node.value):
+        if len(values) < len(node.value):  # PyYAML has kept the last value of a repeated name
             names = [self.construct_object(key) for key, _ in node.value]
             name = next(name for name in reversed(names) if names.count(name) > 1)
             raise yaml.YAMLError(f"line {name.line}: expected each name once, found {name} again")
@@ -168,7 +170,7 @@ class _TextLoader(yaml.BaseLoader):  # type: ignore[misc]  # yaml has no types
         return super().compose_node(parent, index)
 
 
-_MOST_YAML = 2**20
+_MOST_YAML = 2**20  # characters of a file
 
 
 def read_yaml(file: str | os.PathLike[str], example: str) -> dict[Text, Any]:
@@ -198,13 +200,13 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     return {str(name): _parameter(value, in_map=False) for name, value in values.items()}
 
 
-def _parameter(value: Any, in_map: bool) -> Any:
+def _parameter(value: Any, in_map: bool) -> Any:  # a value of `read_parameters`
     if isinstance(value, dict):
         return {str(name): _parameter(item, in_map=True) for name, item in value.items()}
     if isinstance(value, list):
         return [_parameter(item, in_map) for item in value]
     if in_map:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # no JSON: try the next
             return json.loads(value.lower())  # lower: YAML may write True
         with contextlib.suppress(yaml.YAMLError):
             return yaml.safe_load(value)

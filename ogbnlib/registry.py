@@ -21,7 +21,7 @@ class _Entry:
         return pkgutil.resolve_name(self.path)
 
 
-# Each file of this folder is a model with the file's name; see `model`.
+# Each file of this folder is a model with the file's name; see `ogbnlib.model`.
 _MODEL_FILES = Path(__file__).parent / "training" / "models"
 MODELS = {
     module.name: _Entry(f"ogbnlib.training.models.{module.name}:Model")
@@ -64,7 +64,7 @@ class _Method(_Entry):
     object's own package."""
 
     def __get__(self, item: object, owner: type | None = None) -> Any:
-        function = self.load()
+        function = self.load()  # item is None: taken from the class, as in Store.from_data
         return function if item is None else MethodType(function, item)
 
 

@@ -173,7 +173,7 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
 
     fan_outs = [fan_out(value) for value in (None, "none", -1, "-1", "-1 4", [7, 2])]
     assert fan_outs == [(5, 3), (5, 3), (-1, -1), (-1, -1), (-1, 4), (7, 2)]
-    for bad in (0, "3 0", [-2], "1 2 3", True, "all"):
+    for bad in (0, "3 0", [-2], "1 2 3", True, "all", [], "[]"):
         with pytest.raises(InputError, match=r"^eval_num_neighbors"):
             fan_out(bad)
 

@@ -28,11 +28,11 @@ from ..runs.codes import DIVERGED, of_code
 from ..runs.folder import Run
 from .learner import Learner, Stateful
 
-Row = dict[str, float | None]
-_VERSION = 3
+Row = dict[str, float | None]  # one row of metrics.csv, by `METRIC_COLUMNS`
+_VERSION = 3  # of the content of checkpoint.pt and best.pt
 # Last line of a file in torch's own format, which does not detect a changed byte in a tensor.
 _CHECKSUM = b"ogbnlib crc32 %08x\n"
-_PIECE_BYTES = 2**20  # of a file that is checked
+_PIECE_BYTES = 2**20  # read at a time for the checksum
 
 
 @dataclass
@@ -42,17 +42,17 @@ class State:
     epoch: int = 0  # the last epoch that is finished, with its evaluation
     # number of trained seeds in the epoch after that; all of them during its evaluation
     position: int = 0
-    loss_sum: float = 0.0  # over these seeds
-    time_s: float = 0.0
+    loss_sum: float = 0.0  # over these seeds of all ranks
+    time_s: float = 0.0  # of training in that epoch so far
     history: list[Row] = field(default_factory=list)  # one row per finished epoch
 
 
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     """Identify a data set independently of its path, by its sizes and the CRC-32s of its arrays
     from store.json."""
-    files = store.files
+    files = store.files  # an entry of store.json for each array
     # The CRC-32 of x misses int8's scale, which is in store.json, and a policy that rounds while
-    # reading. So that of about 1,000 rows as the model sees them is added.
+    # reading. So the CRC-32 of about 1,000 rows, as the model sees them, is added.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if config.rounds_in_ram else rows.dtype)
     return {
@@ -67,7 +67,7 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], dataset: str) -> None:
-    """Refuse `dataset`, with the fingerprint `now`, if the weights at `path` have another one."""
+    """Refuse `dataset`, with fingerprint `now`, if the weights at `path` have another, `saved`."""
     changed = [name for name in now if saved[name] != now[name]]
     if changed:
         raise InputError(
@@ -77,7 +77,7 @@ def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], da
 
 
 def _checksum(file: BinaryIO, size: int) -> bytes:
-    """Return the last line of a file with these first `size` bytes; leaves `file` at their end."""
+    """Return the line `_CHECKSUM` of `file`'s first `size` bytes, and leave it at their end."""
     file.seek(0)
     crc32 = 0
     for begin in range(0, size, _PIECE_BYTES):
@@ -85,12 +85,12 @@ def _checksum(file: BinaryIO, size: int) -> bytes:
     return _CHECKSUM % crc32
 
 
-def _write(path: Path, content: Mapping[str, object]) -> None:
+def _write(path: Path, content: Mapping[str, object]) -> None:  # a checkpoint, for `_read`
     def write(file: BinaryIO) -> None:
         try:
             torch.save({"version": _VERSION, **content}, file)  # writes each tensor from its memory
         except RuntimeError as error:
-            # torch ends its archive after a failed write, too, and that fails for other reasons
+            # torch then closes its archive, which fails, too; the first error names the cause
             raise error.__context__ or error from None
         file.write(_checksum(file, file.tell()))
 
@@ -101,7 +101,7 @@ def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, whose tensors are mapped until they are used; `InputError` if a byte has
     changed or another version wrote it."""
     with open(path, "rb") as file:
-        size = max(0, os.fstat(file.fileno()).st_size - len(_CHECKSUM % 0))
+        size = max(0, os.fstat(file.fileno()).st_size - len(_CHECKSUM % 0))  # without that line
         expected = _checksum(file, size)
         if file.read() != expected:
             raise InputError(
@@ -177,7 +177,7 @@ class Checkpointer:
     def __init__(self, run_dir: Path | None, data: Mapping[str, object], learner: Learner):
         self.run_dir = run_dir
         self.learner = learner
-        self.saved_s = time.monotonic()
+        self.saved_s = time.monotonic()  # time of the last save, or of the start
         self._data = dict(data)
 
     def save(self, state: State) -> None:
@@ -186,42 +186,39 @@ class Checkpointer:
         self.saved_s = time.monotonic()
         self.check_finite(state)
         self.learner.share_model()
+        # `sum` is in place, and each rank goes on with its own part
         state.loss_sum = float(self.learner.ranks.sum(self.learner.loss_sum.clone()))
-        with self.learner.ranks.together():  # no rank may end before the file is written
+        # no rank may end before the file is written
+        with self.learner.ranks.together(), naming(self.run_dir):
             if self.run_dir is not None and self.learner.ranks.first:
                 with self.learner.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
-                    # a resumption compares its config with this copy; config.json may be edited
-                    config = self.learner.config.model_dump(mode="json")
                     content = {
                         **vars(state),
                         "batches_per_step": self.learner.batches_per_step,
-                        "config": config,
+                        # for a resumption to compare; config.json may be edited
+                        "config": self.learner.config.model_dump(mode="json"),
                         "data": self._data,
                         **parts,
                     }
                     _write(RunPaths(self.run_dir).checkpoint, content)
 
     def save_epoch(self, state: State) -> None:
-        """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
-        checkpoint.pt."""
-        row = state.history[-1]
-        *earlier, last = (row["valid"] for row in state.history)
+        """Write metrics.csv, checkpoint.pt, and best.pt if the model is the best on valid yet."""
+        *earlier, last = (row["valid"] for row in state.history)  # None in epochs not evaluated
         best = max((value for value in earlier if value is not None), default=-1.0)
         is_best = last is not None and last > best
-        if self.run_dir is not None and self.learner.ranks.first:
-            _write_metrics(self.run_dir, state.history)
-            # before the checkpoint, because a run resumed from it would not write best.pt again
-            if self.learner.config.keep == "best" and is_best:
-                model = self.learner.model.state_dict()
-                _write(RunPaths(self.run_dir).best, {**row, "data": self._data, "model": model})
+        with self.learner.ranks.together():  # a full disk ends all ranks
+            if self.run_dir is not None and self.learner.ranks.first:
+                _write_metrics(self.run_dir, state.history)
+                # before the checkpoint, because a run resumed from it would not write best.pt again
+                if self.learner.config.keep == "best" and is_best:
+                    saved = {"data": self._data, "model": self.learner.model.state_dict()}
+                    _write(RunPaths(self.run_dir).best, {**state.history[-1], **saved})
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the checkpoint; return its state and notes for the user.
-
-        The state is a new one if there is no checkpoint yet.
-        """
+        """Load the checkpoint; return its state, else a new one, and notes for the user."""
         # nothing is written to the folder here, because another rank may refuse to resume
         assert self.run_dir is not None
         path = RunPaths(self.run_dir).checkpoint
@@ -256,22 +253,22 @@ class Checkpointer:
                 f"a step has {self.learner.batches_per_step} batches from here on, {earlier} before; "
                 "set accumulate to keep its size with another number of ranks"
             )
+        # the file has the sum over all ranks, and each rank goes on from an equal part of it
         self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
         return state, notes
 
-    def _load(self, content: Mapping[str, Any], path: Path) -> None:
+    def _load(self, content: Mapping[str, Any], path: Path) -> None:  # of checkpoint.pt, in place
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
-        # Adam takes its moments as they are, and a mapped file keeps its disk space when replaced
+        # Adam takes the moments as they are, and a file that is mapped and replaced frees no space
         for moments in self.learner.optimizer.state.values():
             moments.update({name: value.clone() for name, value in moments.items()})
-        # the optimizer's saved state has the values of the earlier config
+        # the optimizer's saved state has the lr and weight_decay of the earlier config
         for group in self.learner.optimizer.param_groups:
             group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)
 
     def take_over(self, state: State, asked: TrainConfig) -> None:
-        """Write a resumed run's changes and the config as the user asked for it to the run's
-        folder, after all ranks have accepted to resume."""
+        """Write a resumed run's changes, and the config as the user asked for it, to its folder."""
         assert self.run_dir is not None
         self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
         asked.save(RunPaths(self.run_dir).config)

@@ -16,8 +16,8 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 
 
 def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None = None) -> Tensor:
-    """Return edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values`
-    (default: ones)."""
+    """Return edges, int64 [2, num_edges] ascending by target, as a sparse CSR matrix [num_targets,
+    num_sources] of `values`, float32 [num_edges] (default: ones)."""
     # A sparse product reads each neighbor's features in place. With an edge list, PyG first copies
     # them to an array [num_edges, channels], which is 1.5 times slower for a layer of 574,000 edges
     # and 128 features.
@@ -27,7 +27,7 @@ def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None
         edges[0],
         values,
         (num_targets, num_sources),
-        check_invariants=False,
+        check_invariants=False,  # else each layer would pass over all its edges once more
     )
 
 
@@ -35,6 +35,7 @@ class MeanSAGEConv(SAGEConv):  # type: ignore[misc]
     """`SAGEConv` that computes the mean over neighbors in float32, also under autocast."""
 
     def message_and_aggregate(self, adj_t: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        # PyG calls this where it gets a sparse matrix, here of `csr`; x: (sources, targets).
         # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of 16-bit types
         # (pytorch/pytorch#41069). On a GPU autograd keeps no widened copy for the backward pass.
         with torch.autocast(x[0].device.type, enabled=False):
@@ -42,12 +43,11 @@ class MeanSAGEConv(SAGEConv):  # type: ignore[misc]
 
 
 class SparseGCNConv(GCNConv):  # type: ignore[misc]
-    """`GCNConv` as a sparse product with the normalised adjacency matrix, one row per target."""
-
-    # PyG's `GCNConv` has no bipartite form, and copies a row of features for each edge. Here sums
-    # are float32, also under autocast.
+    """`GCNConv` as a sparse product with the normalised adjacency matrix, one row per target; sums
+    are float32, also under autocast."""
 
     def forward(self, x: tuple[Tensor, Tensor], adjacency: Tensor, loops: Tensor) -> Tensor:
+        # x: (sources, targets); adjacency and loops, float32 [num_targets, 1], of `gcn.adjacency`
         h = self.lin(x[0])
         with torch.autocast(h.device.type, enabled=False):
             h = h.float()

@@ -1,4 +1,4 @@
-"""A user's own model: imported by name, created, and tried on one random batch.
+"""Creation of models: ours, and a user's own, imported by name and tried on a random batch.
 
 `config.model` is FILE.py:CLASS or MODULE:CLASS. The run's folder keeps a copy of a file, and the
 run executes the copy. A module is imported from its own place.
@@ -21,7 +21,7 @@ from ..files import home, write_atomically
 from ..memory.record import RunPaths
 from ..registry import MODELS
 from .call import Call, random_batch
-from .network import registered_model
+from .network import GNN
 
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
@@ -48,12 +48,14 @@ def make_model(
     """
     if config.model in MODELS:
         torch.manual_seed(config.seed)
-        model = registered_model(config, num_features, num_classes)
+        kind = MODELS[config.model].load()
+        create = kind.network if kind.propagated else GNN
+        model = create(config, num_features, num_classes)
         _remove_generated_files()
         return model
-    kind = _import_class(config, run_dir)
+    model_class = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
-    parameters = inspect.signature(kind).parameters
+    parameters = inspect.signature(model_class).parameters  # of its __init__
     offered: dict[str, object] = {
         "hidden_channels": config.hidden_channels,
         "dropout": config.dropout,
@@ -64,18 +66,18 @@ def make_model(
         "num_classes": num_classes,
         "num_layers": len(config.num_neighbors),
     }
-    fitting = {name: value for name, value in offered.items() if name in parameters}
-    arguments = fitting | config.model_args
+    arguments = {name: value for name, value in offered.items() if name in parameters}
+    arguments |= config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
-    model = kind(**arguments)
+    model = model_class(**arguments)
     texts = [f"{name}={value!r}" for name, value in arguments.items()]
     note(f"the model is {config.model}({', '.join(texts)})")
     _try(model, config, num_features, num_classes)
     return model
 
 
-@atexit.register  # until then torch.jit.script reads them
+@atexit.register  # for a custom model's layers, whose files torch.jit.script may read until then
 def _remove_generated_files() -> None:
     """Remove the files of the modules that PyG generates for each class of layers: it leaves them
     in the temporary folder, named as the module and a random text."""
@@ -86,40 +88,39 @@ def _remove_generated_files() -> None:
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
-    path, _, name = config.model.rpartition(":")
-    code = find_code(config, run_dir)[0]
-    is_file = path.endswith(".py")
-    module = _run_file(code, home(path)) if is_file else importlib.import_module(path)
-    kind = getattr(module, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+    path, _, name = config.model.rpartition(":")  # FILE.py:CLASS or MODULE:CLASS
+    code, _ = find_code(config, run_dir, keep=False)
+    module = _run_file(code, home(path)) if path.endswith(".py") else importlib.import_module(path)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise InputError(
-            f"{path}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
+            f"{path}: expected a class {name} derived from torch.nn.Module, found {found!r}"
         )
-    return kind
+    return found
 
 
-def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> tuple[Path, str]:
-    """Return the file with the model's code, and a note for the user or an empty text.
+def find_code(config: TrainConfig, run_dir: Path | None, keep: bool) -> tuple[Path, list[str]]:
+    """Return the file with the model's code (no file for MODULE:CLASS), and notes for the user.
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
     path = config.model.rpartition(":")[0]
-    if path == "__main__":
+    if path == "__main__":  # a class of a notebook's cells
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
     source = home(path)
     if source.suffix != ".py" or run_dir is None:
-        return source, ""
+        return source, []
     copy = RunPaths(run_dir).model
     content = source.read_bytes() if source.is_file() else None
     if keep and content is not None and not copy.is_file():
         write_atomically(copy, lambda file: file.write(content))
     if not copy.is_file():
-        return source, ""
+        return source, []
     if content == copy.read_bytes():
-        return copy, ""
-    return copy, f"{source}: changed or gone since the run began; using its copy, {copy}"
+        return copy, []
+    return copy, [f"{source}: changed or gone since the run began; using its copy, {copy}"]
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
@@ -129,7 +130,7 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     """
     file = (source if source.is_file() else code).absolute()
     folder = str(file.parent)
-    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]  # first, and once
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module

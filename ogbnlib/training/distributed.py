@@ -24,7 +24,7 @@ from ..errors import InputError, explained
 from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped
 
-_TIMEOUT = datetime.timedelta(hours=12)  # another rank may propagate the features
+_TIMEOUT = datetime.timedelta(hours=12)  # before training: another rank may propagate the features
 # In training a wait fails after ten minutes plus the time of one pass over the store on a slow disk,
 # in which another rank may read the windows of its next batch.
 _PATIENCE_S = 600.0
@@ -41,59 +41,58 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None  # of tensors on the CPU; None: the default
 
     def limit_waits(self, num_bytes: int) -> None:
-        """Let each later wait for another rank fail after ten minutes and the time to read
-        `num_bytes`."""
+        """Let later waits for a rank fail after ten minutes and the time to read `num_bytes`."""
         if self.num_ranks > 1:
-            patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
-            self._group = dist.new_group(
-                backend="gloo", timeout=datetime.timedelta(seconds=patience_s)
-            )
+            patience = datetime.timedelta(seconds=_PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S)
+            self._group = dist.new_group(backend="gloo", timeout=patience)
 
-    def _take_part(self, collective: Callable[..., object], tensor: Tensor) -> Tensor:
-        if self.num_ranks == 1:
-            return tensor
-        if tensor.is_cuda:
+    def _run(self, collective: Callable[..., object], tensor: Tensor) -> Tensor:  # in place
+        if tensor.is_cuda and self.num_ranks > 1:
             # a waiting NCCL kernel has no limit of its own, so start it when all ranks are ready
             self.highest(0)
             collective(tensor)
-        else:
+        elif self.num_ranks > 1:
+            counts_before = _reference_counts(tensor)
             collective(tensor, group=self._group)
+            # gloo's thread enters Python to drop the tensor. A DataLoader worker forked at this
+            # moment waits for ever (python/cpython#112275): one of 500 did. So wait for the thread.
+            while _reference_counts(tensor) != counts_before:
+                time.sleep(0)
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place."""
-        return self._take_part(dist.all_reduce, tensor)
+        """Sum over all ranks, in place, and return the tensor."""
+        return self._run(dist.all_reduce, tensor)
 
     def highest(self, *numbers: int) -> list[int]:
-        """Return the maximum over all ranks of each number, for decisions that all ranks must
-        share."""
-        if self.num_ranks == 1:
-            return list(numbers)
+        """Return the maximum over all ranks of each number, for decisions that all ranks share."""
         highest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
-        return self._take_part(highest, torch.tensor(numbers)).tolist()
+        return self._run(highest, torch.tensor(numbers)).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
         shared = [tensor.detach() for tensor in tensors if tensor.numel()]
         if self.num_ranks == 1 or not shared:
             return
+        # one broadcast for tensors of all dtypes: their bytes, one after another
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
-        self._take_part(functools.partial(dist.broadcast, src=0), flat)
+        self._run(functools.partial(dist.broadcast, src=0), flat)
         parts = torch.split(flat, [tensor.nbytes for tensor in shared])
         for tensor, part in zip(shared, parts, strict=True):
+            # `clone` aligns the part: `view` refuses a dtype whose items begin at other multiples
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum each parameter's gradient over the ranks, in place; it stays None if no rank has
-        one."""
+        """Sum each parameter's gradient over the ranks, in place; None if no rank has one."""
         if self.num_ranks == 1:
             return
         # `DistributedDataParallel` needs a forward pass of every rank in every step: a rank without
         # a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
+        # the parameters with a gradient on any rank
         used = list(itertools.compress(trained, counts.tolist()))
-        for dtype in dict.fromkeys(parameter.dtype for parameter in used):
+        for dtype in dict.fromkeys(parameter.dtype for parameter in used):  # a sum for each
             group = [parameter for parameter in used if parameter.dtype == dtype]
             gradients = [
                 torch.zeros_like(value) if value.grad is None else value.grad for value in group
@@ -105,25 +104,35 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank
-        on all ranks."""
-        mine: BaseException | None = None
+        """End together: raise an `InputError` or `Stopped` of any rank on all ranks."""
+        own_error: BaseException | None = None
         try:
             yield
         except (InputError, OSError, Stopped) as error:
-            mine = explained(error)
-            if isinstance(mine, OSError):
+            own_error = explained(error)
+            if isinstance(own_error, OSError):  # not a user's: it ends this process, as others do
                 raise
-        errors: list[tuple[bool, str] | None] = [None] * self.num_ranks
-        if self.num_ranks > 1:
-            text = None if mine is None else (isinstance(mine, Stopped), str(mine))
-            dist.all_gather_object(errors, text, group=self._group)
-        if mine is not None:
-            raise mine
-        for rank, error_of_rank in enumerate(errors):
-            if error_of_rank is not None:
-                is_stop, message = error_of_rank
-                raise Stopped(message) if is_stop else InputError(f"{message} (rank {rank})")
+        error_class = "" if own_error is None else type(own_error).__name__
+        texts = self._gather(f"{error_class}:{own_error}")
+        if own_error is not None:
+            raise own_error
+        for rank, text in enumerate(texts):
+            name, _, message = text.partition(":")  # of the error's class; empty without an error
+            if name == "Stopped":
+                raise Stopped(message)
+            if name:
+                raise InputError(f"{message} (rank {rank})")
+
+    def _gather(self, text: str) -> list[str]:  # of all ranks
+        encoded = text.encode(errors="backslashreplace")  # a path may be invalid text
+        [length] = self.highest(len(encoded))
+        rows = torch.zeros(self.num_ranks, length, dtype=torch.uint8)  # each rank fills its own
+        rows[self.rank, : len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        return [bytes(row).rstrip(b"\0").decode() for row in self.sum(rows).numpy()]
+
+
+def _reference_counts(tensor: Tensor) -> tuple[int, int]:  # of C++ and of Python
+    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -150,17 +159,13 @@ def join(device: str) -> Iterator[Ranks]:
 
 
 def _leave() -> None:
-    # gloo's threads need Python's lock to drop the tensors of the last collective. Destroying the
-    # process group waits for these threads while it holds the lock (pytorch/pytorch#56297): one
-    # stop of three blocked for ever. A sleep releases the lock. `end` skips this function.
-    time.sleep(0.2)
+    # Without it gloo's threads live while Python ends. `end` skips this function.
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def end(code: int) -> NoReturn:
-    """End this process at once: Python's normal exit would wait for workers, a model's threads and
-    gloo; see `_leave`."""
+    """End this process now: a normal exit would wait for workers, a model's threads and gloo."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

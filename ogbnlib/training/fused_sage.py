@@ -26,32 +26,36 @@ from ..kernels import kernel, kernel_with, prefetch
 from .models.sage import PART_ROWS
 
 T = TypeVar("T")
-# For each layer: its input, the output of `_gather` (None: gather again), the bounds of its edges,
-# and its two weight matrices.
+# What the backward pass needs of each layer, from the first layer on: its input x, the output of
+# `_gather` (None: gather again), the bounds of its edges, and [weight_l, weight_r]; see `Layers`.
 _Tape: TypeAlias = list[tuple[Tensor, Tensor | None, Array, list[Tensor]]]
 
 
 @kernel
 def bounds_of(sources: Array, targets: Array, sizes: Array, bounds: Array) -> bool:
-    """Write to `bounds` where each target's edges begin; return whether the edges are valid.
+    """Write the CSR bounds of a batch's edges to `bounds`; return whether the edges are valid.
 
-    Entries after the last target with edges get the number of edges. Edges are valid if their
-    targets ascend and all ids exist in their layer. `sizes` has the number of nodes that each layer
-    reads, from the first layer on, and the number that the last layer writes.
+    Edges are valid if their targets ascend and all ids exist in their layer.
+
+    Args:
+        sources: int64 [num_edges], row 0 of `edge_index`; `targets` is its row 1.
+        sizes: int64 [num_layers + 1], the number of nodes that each layer reads, from the first
+            layer on, then the number that the last layer writes.
+        bounds: int64 [sizes[1] + 1]; target t has the edges bounds[t] to bounds[t + 1] - 1.
     """
-    t = 0
-    layer = len(sizes) - 2
+    t = 0  # the first target whose bound is not yet written
+    layer = len(sizes) - 2  # layer i reads sizes[i] nodes and writes sizes[i + 1]
     for e in range(len(targets)):
         while layer > 0 and targets[e] >= sizes[layer + 1]:
             layer -= 1  # the last layer that computes this target
         if (
-            targets[e] < max(0, t - 1)
+            targets[e] < max(0, t - 1)  # below the previous edge's target, or negative
             or targets[e] >= sizes[1]
             or sources[e] < 0
             or sources[e] >= sizes[layer]
         ):
             return False
-        while t <= targets[e]:
+        while t <= targets[e]:  # targets without edges get the same bound
             bounds[t] = e
             t += 1
     bounds[t:] = len(targets)
@@ -60,15 +64,18 @@ def bounds_of(sources: Array, targets: Array, sizes: Array, bounds: Array) -> bo
 
 @kernel
 def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Array) -> None:
-    """Write rows `begin` to `end` of `out`, one for each target: the mean of its neighbors' rows of
-    `x`, then its own row."""
+    """Write rows `begin` to `end` - 1 of `out` [num_targets, 2 * width]: of each target the mean of
+    its neighbors' rows of `x` [num_sources, width], then the target's own row.
+
+    `bounds` and `col`, the edges' sources, are as in `Layers`; `x` and `out` as from `_values`.
+    """
     width = x.shape[1]
-    line = 64 // x.itemsize
+    line = 64 // x.itemsize  # values in a cache line of 64 bytes
     total = np.zeros(width, np.float32)
     for t in range(begin, end):
         first = bounds[t]
         last = bounds[t + 1]
-        # with prefetching, 14 instead of 20 ms for [15, 10, 5] x 1024
+        # Prefetch the rows of the edges 6 places ahead: 14 instead of 20 ms for [15, 10, 5] x 1024.
         for e in range(first + 6, min(last + 6, len(col))):
             for c in range(0, width, line):
                 prefetch(x, col[e] * width + c)
@@ -79,16 +86,16 @@ def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Arra
             second = x[col[e + 1]]
             for c in range(width):
                 total[c] = (total[c] + widened(neighbor[c])) + widened(second[c])
-        for e in range(last - (last - first) % 2, last):
+        for e in range(last - (last - first) % 2, last):  # the last edge of an odd number
             neighbor = x[col[e]]
             for c in range(width):
                 total[c] += widened(neighbor[c])
         # Views of rows, because LLVM makes no vector instructions for `out[t, c]`: 500 rows take 13
         # instead of 47 us.
-        degree = np.float32(max(1, last - first))
+        degree = np.float32(max(1, last - first))  # the mean of no neighbors is 0
         mean = out[t, :width]
         root = out[t, width:]
-        row = x[t]
+        row = x[t]  # a layer's targets are the first of its sources
         for c in range(width):
             mean[c] = narrowed(total[c] / degree, mean[c])
         for c in range(width):
@@ -97,13 +104,15 @@ def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Arra
 
 @kernel
 def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Array]:
+    # Sort a layer's edges by source, with a counting sort: source s has the edges ends[s] to
+    # ends[s + 1] - 1, and these edges have the targets targets[ends[s]], ... in ascending order.
     ends = np.zeros(num_sources + 1, np.int64)
-    targets = np.empty(bounds[-1], np.int64)
+    targets = np.empty(bounds[-1], np.int64)  # `col` may have edges of earlier layers after these
     for e in range(bounds[-1]):
         ends[col[e] + 1] += 1
     for s in range(num_sources):
         ends[s + 1] += ends[s]
-    at = ends[:-1].copy()
+    at = ends[:-1].copy()  # the place of each source's next edge
     for t in range(len(bounds) - 1):
         for e in range(bounds[t], bounds[t + 1]):
             targets[at[col[e]]] = t
@@ -117,16 +126,15 @@ def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Arra
 def _spread(
     begin: int,
     end: int,
-    bounds: Array,
-    ends: Array,
-    targets: Array,
-    grads: Array,
-    x: Array,
+    bounds: Array,  # int64 [num_targets + 1], by target as in `Layers`
+    ends: Array,  # int64 [num_sources + 1], by source as from `_by_source`
+    targets: Array,  # int64 [num_edges], as from `_by_source`
+    grads: Array,  # [num_targets, 2 * width], gradients of `_gather`'s output
+    x: Array,  # [num_sources, width]
     scale: float,
-    out: Array,
+    out: Array,  # [num_sources, width]
 ) -> None:
-    """Write rows `begin` to `end` of the gradient of `x` to `out`, from `grads`, the gradients of
-    `_gather`'s output.
+    """Write rows `begin` to `end` - 1 of the gradient of `x` to `out`.
 
     `x` is the output of a ReLU and of dropout that kept a share of 1 / `scale`. So the gradient is 0
     where `x` is 0, and is multiplied by `scale` elsewhere.
@@ -137,12 +145,12 @@ def _spread(
     total = np.empty(width, np.float32)
     for s in range(begin, end):
         total[:] = zero
-        for e in range(ends[s], ends[s + 1]):
+        for e in range(ends[s], ends[s + 1]):  # s is a neighbor of t: its share of t's mean
             t = targets[e]
             share = np.float32(1) / np.float32(bounds[t + 1] - bounds[t])
             for c in range(width):
                 total[c] += widened(grads[t, c]) * share
-        if s < len(bounds) - 1:
+        if s < len(bounds) - 1:  # s is a target, too: the gradient of its own row
             for c in range(width):
                 total[c] += widened(grads[s, width + c])
         for c in range(width):
@@ -151,8 +159,8 @@ def _spread(
 
 @functools.cache
 def _numpys_blas() -> ThreadpoolController:
-    # With AVX2 on AMD, OpenBLAS reaches 73 to 82 GFLOP/s a core in the products of one part, and
-    # torch's MKL 68 to 72.
+    # Controls the threads of numpy's OpenBLAS, which computes the float32 products of `_product`:
+    # with AVX2 on AMD, it reaches 73 to 82 GFLOP/s a core in one part, and torch's MKL 68 to 72.
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -194,7 +202,7 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
     if len(parts) == 1:
         with torch_threads(threads) if size > _LARGE else contextlib.nullcontext():
             return [work(parts[0])]
-    inference = torch.is_inference_mode_enabled()  # each thread has its own mode
+    inference = torch.is_inference_mode_enabled()  # a thread of the pool has its own mode
 
     def take(part: slice) -> T:
         with torch.inference_mode(inference):
@@ -209,22 +217,20 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
 _BITS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
 
 
-def _values(x: Tensor) -> Array:
+def _values(x: Tensor) -> Array:  # a view of the tensor's memory, for kernels
     return (x.view(_BITS[x.dtype]) if x.dtype in _BITS else x.detach()).numpy()
 
 
-def _parts(count: int) -> list[slice]:
-    return [
-        slice(begin, min(begin + PART_ROWS, count)) for begin in range(0, max(1, count), PART_ROWS)
-    ]
+def _parts(num_rows: int) -> list[slice]:  # without rows one, for `_share` to have a result
+    begins = range(0, max(1, num_rows), PART_ROWS)
+    return [slice(begin, min(begin + PART_ROWS, num_rows)) for begin in begins]
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     if left.dtype != torch.float32:
         return torch.mm(left, right, out=out)
-    return torch.from_numpy(
-        np.dot(left.numpy(), right.numpy(), out=None if out is None else out.numpy())
-    )
+    into = None if out is None else out.numpy()
+    return torch.from_numpy(np.dot(left.numpy(), right.numpy(), out=into))  # see `_numpys_blas`
 
 
 class Layers(NamedTuple):
@@ -236,10 +242,11 @@ class Layers(NamedTuple):
         x: float32 or float16 [num_sources, channels], on the CPU, the targets first; float16 is
             widened whenever it is read.
         bounds: int64 [num_targets + 1], bounds of each target's edges in `col`.
-        col: int64, the edges' sources.
+        col: int64 [num_edges], the edges' sources.
         targets: Number of nodes that each layer computes.
         dropout: Probability of dropping a value, 0 in an evaluation.
-        weights: weight_l, bias and weight_r of each layer, float32.
+        weights: weight_l [outputs, inputs], bias [outputs] and weight_r [outputs, inputs] of each
+            layer, float32.
         dtype: Type of the products and of each layer's output, float32 or bfloat16; sums over
             neighbors are float32.
         threads: Number of threads that share the parts of a layer.
@@ -255,60 +262,59 @@ class Layers(NamedTuple):
     threads: int = 1
 
     def _layer(
-        self, x: Tensor, edges: Array, weights: list[Tensor], hidden: bool
+        self, x: Tensor, bounds: Array, weights: list[Tensor], hidden: bool
     ) -> tuple[Tensor, Tensor]:
+        """Return the means and own rows [num_targets, 2 * inputs], as `_gather` writes them, and
+        the layer's output [num_targets, outputs], after ReLU in a `hidden` layer."""
         weight_l, bias, weight_r = weights
-        count = len(edges) - 1
+        num_targets = len(bounds) - 1
         width = x.shape[1]
-        values = _values(x)
-        both = bias.new_empty(count, 2 * width)
-        out = bias.new_empty(count, len(bias))
-        array = _values(both)
-        parts = _parts(count)
+        gathered = bias.new_empty(num_targets, 2 * width)
+        out = bias.new_empty(num_targets, len(bias))
+        parts = _parts(num_targets)
         as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # add in PyG's order
-        weight = bias if as_pyg else torch.cat([weight_l, weight_r], 1).t()
+        weight = bias if as_pyg else torch.cat([weight_l, weight_r], 1).t()  # as_pyg: unused
 
         def compute(rows: slice) -> None:
-            _gather(rows.start, rows.stop, edges, self.col, values, array)
+            _gather(rows.start, rows.stop, bounds, self.col, _values(x), _values(gathered))
             if as_pyg:
-                part = torch.addmm(bias, both[:, :width], weight_l.t(), out=out)
-                part += both[:, width:] @ weight_r.t()
+                part = torch.addmm(bias, gathered[:, :width], weight_l.t(), out=out)
+                part += gathered[:, width:] @ weight_r.t()
             else:
-                part = _product(both[rows], weight, out[rows])
+                part = _product(gathered[rows], weight, out[rows])
                 part += bias
             if hidden:
                 part.relu_()
 
-        _share(compute, parts, self.threads, both.numel() * len(bias))
-        return both, out
+        _share(compute, parts, self.threads, gathered.numel() * len(bias))
+        return gathered, out
 
     def _gradients(
         self,
         x: Tensor,
-        both: Tensor | None,
-        edges: Array,
+        gathered: Tensor | None,
+        bounds: Array,
         weights: list[Tensor],
         grad: Tensor,
         scale: float | None,
-    ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradients of a layer's weights and bias, float32, and the gradient of `x`.
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the gradients of weight_l, bias and weight_r, float32, and the gradient of `x`.
 
-        The gradient of `x` is None if `scale` is None; see `_spread`. `both`, the output of
-        `_gather`, is overwritten; if it is None, it is gathered again.
+        `grad` [num_targets, outputs] is the gradient of the layer's output, `weights` is
+        [weight_l, weight_r]. The gradient of `x` is empty if `scale` is None; see `_spread`.
+        `gathered`, the output of `_gather`, is overwritten; if it is None, it is gathered again.
         """
         width = x.shape[1]
-        values = _values(x)
-        again = both is None
         parts = _parts(len(grad))
-        means = grad.new_empty(len(grad), 2 * width) if both is None else both
-        array = _values(means)
-        halves = (means[:, :width], means[:, width:])
-        as_pyg = len(parts) == 1 and grad.dtype == torch.float32
-        weight = grad if as_pyg else torch.cat(weights, 1)
+        # the output of `_gather`, overwritten in place by its gradient
+        buffer = grad.new_empty(len(grad), 2 * width) if gathered is None else gathered
+        halves = (buffer[:, :width], buffer[:, width:])  # means, own rows
+        as_pyg = len(parts) == 1 and grad.dtype == torch.float32  # multiply as PyG does
+        weight = grad if as_pyg else torch.cat(weights, 1)  # as_pyg: unused
 
-        def differentiate(rows: slice) -> list[Tensor]:
-            if again:
-                _gather(rows.start, rows.stop, edges, self.col, values, array)
+        def differentiate(rows: slice) -> list[Tensor]:  # of weight_l, weight_r and bias
+            if gathered is None:
+                _gather(rows.start, rows.stop, bounds, self.col, _values(x), _values(buffer))
             if as_pyg:
                 products = [grad.t() @ half for half in halves]
                 if scale is not None:
@@ -316,29 +322,27 @@ class Layers(NamedTuple):
                         torch.mm(grad, matrix, out=half)
                 return [*products, grad.sum(0)]
             part = grad[rows]
-            product = _product(part.t(), means[rows]).float()
+            product = _product(part.t(), buffer[rows]).float()  # before `buffer` is overwritten
             if scale is not None:
-                _product(part, weight, means[rows])
+                _product(part, weight, buffer[rows])
             return [product[:, :width], product[:, width:], part.sum(0, dtype=torch.float32)]
 
         # The parts and the order of their sums do not depend on the number of threads, so the bits
         # of the results do not either.
-        total, *later_parts = _share(
-            differentiate, parts, self.threads, means.numel() * grad.shape[1]
-        )
+        work = buffer.numel() * grad.shape[1]  # multiplications
+        (weight_l, weight_r, bias), *later_parts = _share(differentiate, parts, self.threads, work)
         for part in later_parts:
-            for gradient_sum, more in zip(total, part, strict=True):
+            for gradient_sum, more in zip((weight_l, weight_r, bias), part, strict=True):
                 gradient_sum += more
-        weight_l, weight_r, bias = total
-        gradients = [weight_l, bias, weight_r]
         if scale is None:
-            return gradients, None
-        into = torch.empty_like(x)
-        arguments = edges, *_by_source(edges, self.col, len(x)), array, values, scale, _values(into)
+            return [weight_l, bias, weight_r], x.new_empty(0)
+        x_grad = torch.empty_like(x)
+        by_source = _by_source(bounds, self.col, len(x))
+        arguments = bounds, *by_source, _values(buffer), _values(x), scale, _values(x_grad)
         _share(
             lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)), self.threads
         )
-        return gradients, into
+        return [weight_l, bias, weight_r], x_grad
 
     def forward(self, keep: str) -> tuple[Tensor, _Tape]:
         """Return the last layer's output, and the tape for `backward`.
@@ -349,17 +353,16 @@ class Layers(NamedTuple):
         tape: _Tape = []
         x = self.x
         last = len(self.targets) - 1
-        for layer, count in enumerate(self.targets):
-            weights = [
-                value.detach().to(self.dtype) for value in self.weights[3 * layer : 3 * layer + 3]
-            ]
-            edges = self.bounds[: count + 1]
-            both, out = self._layer(x, edges, weights, layer < last)
+        for layer, num_targets in enumerate(self.targets):
+            of_layer = self.weights[3 * layer : 3 * layer + 3]  # weight_l, bias, weight_r
+            weights = [value.detach().to(self.dtype) for value in of_layer]
+            bounds = self.bounds[: num_targets + 1]
+            gathered, out = self._layer(x, bounds, weights, layer < last)
             if self.dropout and layer < last:
                 out *= torch.empty_like(out).bernoulli_(1 - self.dropout).div_(1 - self.dropout)
             if keep != "nothing":
-                tape.append((x, both if keep == "all" else None, edges, weights[::2]))
-            del both
+                tape.append((x, gathered if keep == "all" else None, bounds, weights[::2]))
+            del gathered  # freed before the next layer, unless the tape has it
             x = out
         return x, tape
 
@@ -371,26 +374,24 @@ class Layers(NamedTuple):
         # rounded as in `forward`
         scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))
         while tape:
-            x, both, edges, weights = tape.pop()
-            layer_gradients, into = self._gradients(
-                x, both, edges, weights, grad, scale if tape else None
+            x, gathered, bounds, weights = tape.pop()
+            # the features, x of the first layer, need no gradient
+            layer_gradients, grad = self._gradients(
+                x, gathered, bounds, weights, grad, scale if tape else None
             )
             gradients = layer_gradients + gradients
-            if into is not None:
-                grad = into
-            del x, both
+            del x, gathered  # freed before the next layer
         return gradients
 
 
 def compile_layer() -> None:
-    """Compile the kernels of `Layers`, or load them from disk; see
-    `windows.window.compile_kernels`."""
-    none = np.zeros(1, np.int64)
+    """Compile the kernels of `Layers`, or load them from disk."""
+    none = np.zeros(1, np.int64)  # bounds of no edges; the kernels below compute no rows
     row = torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
     ends, targets = _by_source(none, none, 0)
-    for out in (row, row.bfloat16()):
+    for out in (row, row.bfloat16()):  # `dtype` of `Layers`
         grads = _values(out)
-        for x in (row, row.half(), out):
+        for x in (row, row.half(), out):  # features in float32 or float16; a layer's output
             _gather(0, 0, none, none, _values(x), grads)
         _spread(0, 0, none, ends, targets, grads, grads, 0.0, grads)

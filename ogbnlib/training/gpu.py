@@ -15,6 +15,7 @@ def prepare_allocator(config: TrainConfig) -> None:
     if not config.expandable_segments or config.device == "cpu" or not torch.cuda.is_available():
         return
     setting = "expandable_segments:True"
+    # the user's own settings, of the first variable that is set; torch ignores the others
     settings = [os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)][:1]
     if any(setting in text for text in settings):
         return
@@ -36,7 +37,7 @@ def begin(config: TrainConfig, device: str) -> list[str]:
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.reset_peak_memory_stats()
     if config.max_cuda_memory is not None:
-        total = torch.cuda.mem_get_info()[1]
+        total = torch.cuda.mem_get_info()[1]  # bytes of the GPU
         torch.cuda.set_per_process_memory_fraction(min(1.0, config.max_cuda_memory / total))
         if config.max_cuda_memory > total:
             return [f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}"]

@@ -1,7 +1,8 @@
 """SGC, SIGN and SAGN: models on propagated features.
 
 Propagated features are a node's own features and their aggregates over 1, 2, ... hops. Each model
-takes rows [B, (hops + 1) * F] in RAM or on the GPU and returns scores [B, classes].
+takes rows [B, (hops + 1) * F] of B seeds, nearest hop first, in RAM or on the GPU, and returns
+scores [B, classes].
 """
 
 import torch
@@ -16,7 +17,7 @@ class SGC(nn.Module):
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int) -> None:
         super().__init__()
-        self.width = num_features // (config.hops + 1)
+        self.width = num_features // (config.hops + 1)  # features of one hop
         self.out = nn.Linear(self.width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class _HopLayers(nn.Module):
 
     def rows(self, x: Tensor) -> list[Tensor]:
         """Return the result of each hop's layer, [B, hidden]."""
-        x = x.view(len(x), len(self.hops), -1)
+        x = x.view(len(x), len(self.hops), -1)  # [B, hops + 1, F]
         return [hop(x[:, k]) for k, hop in enumerate(self.hops)]
 
 
@@ -68,12 +69,12 @@ class SAGN(_HopLayers):
         nn.init.xavier_normal_(self.attention, gain=nn.init.calculate_gain("relu"))
 
     def forward(self, x: Tensor) -> Tensor:
+        # [B, hops + 1, heads, hidden / heads]
         by_head = torch.stack(self.rows(x), 1).view(len(x), len(self.hops), self.heads, -1)
-        of_node, of_hop = self.attention
+        of_node, of_hop = self.attention  # a and b, each [heads, hidden / heads]
         scores = (by_head[:, :1] * of_node).sum(-1, keepdim=True)
-        scores = scores + (by_head * of_hop).sum(-1, keepdim=True)
-        shares = F.leaky_relu(scores, 0.2).softmax(1)
-        hidden = (
-            (shares * by_head).sum(1).flatten(1) + self.own(x[:, : self.own.in_features])
-        ).relu()
+        scores = scores + (by_head * of_hop).sum(-1, keepdim=True)  # [B, hops + 1, heads, 1]
+        shares = F.leaky_relu(scores, 0.2).softmax(1)  # over the hops
+        own = self.own(x[:, : self.own.in_features])
+        hidden = ((shares * by_head).sum(1).flatten(1) + own).relu()
         return self.out(F.dropout(hidden, self.dropout, self.training))

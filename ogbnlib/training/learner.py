@@ -27,7 +27,7 @@ from .network import GNN
 
 # An object whose state is saved in a checkpoint.
 Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
-_PIECE_VALUES = 2**18  # of a tensor that is checked
+_PIECE_VALUES = 2**18  # values of a tensor that are checked at a time: 1 MB in float32
 
 
 def loss_and_gradient(
@@ -52,13 +52,13 @@ def loss_and_gradient(
             batch, and the loss of an epoch is torch's weighted mean over the whole split.
     """
     ops = torch.ops.aten
-    rows = torch.log_softmax(scores, 1)
+    log_shares = torch.log_softmax(scores, 1)
     # 2 is reduction="sum", and -100 stands for no label
-    loss, total_weight = ops.nll_loss_forward.default(rows, labels, weight, 2, -100)
+    loss, total_weight = ops.nll_loss_forward.default(log_shares, labels, weight, 2, -100)
     gradient = ops.nll_loss_backward.default(
-        rows.new_tensor(scale), rows, labels, weight, 2, -100, total_weight
+        log_shares.new_tensor(scale), log_shares, labels, weight, 2, -100, total_weight
     )
-    return loss, ops._log_softmax_backward_data.default(gradient, rows, 1, rows.dtype)
+    return loss, ops._log_softmax_backward_data.default(gradient, log_shares, 1, scores.dtype)
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
@@ -66,6 +66,7 @@ def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
     (num_present_classes * count) over the train nodes with these labels, 0 for a class without."""
     counts = torch.bincount(labels, minlength=num_classes).numpy()
     weights = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
+    # weights @ counts is the number of present classes
     return torch.from_numpy((weights * (counts.sum() / (weights @ counts))).astype(np.float32))
 
 
@@ -109,7 +110,7 @@ class Learner:
         # sum over this rank's seeds of the epoch
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
-        self._batches = 0  # in the current epoch or evaluation, for release_every
+        self._num_batches = 0  # so far in the current epoch or evaluation, for release_every
 
     def share_model(self) -> None:
         """Copy the first rank's weights and buffers to all ranks."""
@@ -118,19 +119,18 @@ class Learner:
     def begin(self, epoch: int = 0) -> None:
         """Prepare the model for training epoch `epoch`, or for an evaluation if it is 0."""
         self.model.train(epoch > 0)
-        self._batches = 0
+        self._num_batches = 0
 
     def is_finite(self) -> bool:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""
         moments = (value for state in self.optimizer.state.values() for value in state.values())
         weights = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
-        # `isfinite` of a whole tensor needs 1.75 times its memory
-        pieces = (
-            piece
+        return all(
+            bool(torch.isfinite(piece).all())
             for value in (self.loss_sum, *weights, *moments)
+            # `isfinite` of a whole tensor needs 1.75 times its memory
             for piece in value.flatten().split(_PIECE_VALUES)
         )
-        return all(bool(torch.isfinite(piece).all()) for piece in pieces)
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
@@ -140,16 +140,16 @@ class Learner:
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """Take one optimizer step with the mean gradient over the seeds at positions `begin` to
-        `end` of the epoch's order; `batches` yields this rank's batches from there on."""
-        ranks = self.ranks
+        `end` - 1 of the epoch's order; `batches` yields this rank's batches from there on."""
         self.optimizer.zero_grad()
         # a resumed run would start with the first rank's buffers, so each step does
-        ranks.share(self.model.buffers())
+        self.ranks.share(self.model.buffers())
         loss_sum = self.loss_sum
-        fused = False
+        fused = False  # whether the last batch was computed by `fused_sage`
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
         size = self.config.batch_size
-        for _ in range(begin + ranks.rank * size, end, ranks.num_ranks * size):
+        # the ranks take the step's batches in turn; at an epoch's end some may have none
+        for _ in range(begin + self.ranks.rank * size, end, self.ranks.num_ranks * size):
             batch = next(batches)
             # Dropout is a function of (seed, epoch, batch), like the choice of neighbors.
             key = int(batch_key(np.uint64(self.config.seed), epoch, int(batch.input_id[0])))
@@ -157,11 +157,11 @@ class Learner:
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(key)
             loss, fused = self._add_gradients(batch, 1 / (end - begin))
-            loss_sum = loss_sum + loss
+            loss_sum = loss_sum + loss  # a new tensor, so `self.loss_sum` keeps its value
             # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
             del batch
             self.after_batch()
-        ranks.sum_gradients(self.model.parameters())
+        self.ranks.sum_gradients(self.model.parameters())  # waits for all ranks
         # one thread, as in the other small operations of a fused step
         with torch_threads(1 if fused else torch.get_num_threads()):
             self.scaler.step(self.optimizer)
@@ -171,7 +171,7 @@ class Learner:
     def _add_gradients(self, batch: Data, scale: float) -> tuple[Tensor, bool]:
         """Add the gradients of `scale` times the loss of a batch; return the loss, and whether
         fused layers computed it, without autograd."""
-        labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
+        labels = batch.y[: batch.batch_size].to(self.device, torch.int64)  # of the seeds
         differentiate = functools.partial(
             loss_and_gradient, labels=labels, scale=scale, weight=self.class_weight
         )
@@ -187,10 +187,10 @@ class Learner:
     def after_batch(self) -> None:
         """Record the GPU's memory if one is used; every `release_every` batches release unused
         memory and record how much."""
-        self._batches += 1
+        self._num_batches += 1
         self.log.cuda()
-        if self.config.release_every and self._batches % self.config.release_every == 0:
-            self.log.mark("release", after=f"batch {self._batches}", **release_memory())
+        if self.config.release_every and self._num_batches % self.config.release_every == 0:
+            self.log.mark("release", after=f"batch {self._num_batches}", **release_memory())
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
@@ -205,7 +205,7 @@ def allocations(work: Callable[[], object]) -> list[int]:
 
 
 def peak_of(sizes: Iterable[int]) -> int:
-    return max(itertools.accumulate(sizes, initial=0))
+    return max(itertools.accumulate(sizes, initial=0))  # sizes below zero are freed
 
 
 def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[float, float]:
@@ -217,11 +217,11 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     fixed = max(peak_of(size for size in sizes if abs(size) in same) for sizes in steps)
     small, large = (peak_of(size for size in sizes if abs(size) not in same) for sizes in steps)
     counts = [batch.num_nodes + batch.num_edges for batch in batches]
-    rate = (large - small) / (counts[1] - counts[0])
+    rate = (large - small) / (counts[1] - counts[0])  # of the line through both peaks
     return fixed + large - rate * counts[1], rate
 
 
-def _step_s(learner: Learner, batch: Data) -> float:
+def _step_s(learner: Learner, batch: Data) -> float:  # CPU seconds, of the faster of two steps
     size = learner.config.batch_size
     learner.begin(epoch=1)
     # not the first step of an epoch, which has more checks
@@ -238,9 +238,10 @@ def measure_step(
     shapes: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it: its state,
-    the memory (see `_memory`) of two random batches, and the time of a step on a third."""
+    the memory (see `_memory`) of two random batches, and the time of a step on a third. `shapes`
+    are the arguments of `random_batch` for each of the three."""
     *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
-    learners: list[Learner] = []
+    learners: list[Learner] = []  # the one that the call of `allocations` below creates
     created = allocations(
         lambda: learners.append(
             Learner(config, make(), torch.device("cpu"), Ranks(), EventLog(None))
@@ -268,7 +269,7 @@ def measure_step(
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
-    # arrays of numpy are not the allocator's
+    # Arrays of numpy are not the allocator's: bytes by address, so that a shared one counts once.
     arrays = {
         value.data_ptr(): value.nbytes
         for value in (*learner.model.parameters(), *learner.model.buffers())

@@ -6,6 +6,7 @@ nodes within `L - i - 1` hops. PyG's default forward computes every layer on eve
 leaving out unneeded nodes made training 7 times faster with num_neighbors [15, 10, 5].
 """
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -80,20 +81,18 @@ class GNN(nn.Module):
         # CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
             raise InputError("edge_index: expected edges ascending by target, found others")
-        x = x.float() if x.dtype == torch.float16 else x
+        x = x.float()
         shared = self.kind.prepare(edge_index, len(x))  # for all layers, such as gcn's degrees
+        compute: Callable[..., Tensor] = self._layer
+        if self.checkpointing and torch.is_grad_enabled():
+            compute = functools.partial(checkpoint, self._layer, use_reentrant=False)
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
             for layer in range(len(self.convs)):
                 hops = len(self.convs) - layer  # x loses the outermost hop in each layer
                 num_targets = sum(num_sampled_nodes[:hops])
                 edges = edge_index[:, : sum(num_sampled_edges[:hops])]
                 adjacency = self.kind.adjacency(edges, num_targets, len(x), shared)
-                if self.checkpointing and torch.is_grad_enabled():
-                    x = checkpoint(
-                        self._layer, layer, x, num_targets, *adjacency, use_reentrant=False
-                    )
-                else:
-                    x = self._layer(layer, x, num_targets, *adjacency)
+                x = compute(layer, x, num_targets, *adjacency)  # [num_targets, outputs]
         return x.float()
 
     def fuses(self, x: Tensor) -> bool:
@@ -112,11 +111,11 @@ class GNN(nn.Module):
     def _fused(self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int]) -> Layers:
         """Return the fused layers of a batch; `InputError` if an id is outside of its layer or the
         edges are not ascending by target."""
+        # number of nodes that each layer writes: the first all but the outermost hop
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
-        bounds = np.empty(targets[0] + 1, np.int64)
-        sizes = np.array([len(x), *targets])
+        bounds = np.empty(targets[0] + 1, np.int64)  # filled by `bounds_of`
         col, target = edge_index.contiguous().numpy()
-        if not bounds_of(col, target, sizes, bounds):
+        if not bounds_of(col, target, np.array([len(x), *targets]), bounds):
             raise InputError(
                 f"edge_index: expected sources below {len(x)} and targets below {targets[0]}, "
                 "ascending, hop by hop as num_sampled_nodes says, found others"
@@ -138,38 +137,30 @@ class GNN(nn.Module):
         )
 
     def add_gradients(self, batch: Data, differentiate: Differentiate) -> Tensor:
-        """Add the gradients of a loss to those of the weights; return the loss.
+        """Add the gradients of a batch's loss to those of the weights; return the loss.
 
         `differentiate` computes the loss from the seeds' scores; `fuses` must accept the batch. The
         gradients are PyG's, bit for bit in float32 layers of at most `PART_ROWS` nodes.
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes)
+        # no_grad leaves out `differentiate`, which may use autograd for another loss
         with torch_threads(1):
             with torch.no_grad():
                 scores, tape = layers.forward("input" if self.checkpointing else "all")
             loss, gradient = differentiate(scores.float())
             del scores
             with torch.no_grad():
-                for value, weight_gradient in zip(
-                    layers.weights, layers.backward(tape, gradient), strict=True
-                ):
-                    if not value.requires_grad:
-                        continue
-                    if value.grad is None:
-                        value.grad = weight_gradient.contiguous()
-                    else:
-                        value.grad.add_(weight_gradient)
+                gradients = layers.backward(tape, gradient)
+                for weight, weight_gradient in zip(layers.weights, gradients, strict=True):
+                    if weight.grad is None:
+                        weight.grad = weight_gradient.contiguous()
+                    else:  # an earlier batch of the same step
+                        weight.grad.add_(weight_gradient)
         return loss
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:
+        # x: [num_sources, inputs], the targets first
         out: Tensor = self.convs[layer]((x, x[:num_targets]), *adjacency)
         if layer == len(self.convs) - 1:
-            return out
+            return out  # scores
         return F.dropout(F.relu(out), p=self.dropout, training=self.training)
-
-
-def registered_model(config: TrainConfig, num_features: int, num_classes: int) -> nn.Module:
-    """Return the network, with new weights, of a config whose model is in `training/models`."""
-    kind = MODELS[config.model].load()
-    create = kind.network if kind.propagated else GNN
-    return create(config, num_features, num_classes)

@@ -108,14 +108,14 @@ def train(
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 run, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-                stack.enter_context(_recorded(run, config))
-        with naming(folder):
+                stack.enter_context(_record_attempt(run, config))
+        with naming(folder):  # in errors without a path, such as a full disk's
             display = "auto" if progress else "none"
             return train_prepared(config, folder, stop, ranks, resume=resume, display=display)
 
 
 @contextlib.contextmanager
-def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
+def _record_attempt(run: Run, config: TrainConfig) -> Iterator[None]:  # then writes result.json
     attempt = Attempt(run, config)
     code = 0
     attempt.recorder.start(Tree(os.getpid()))
@@ -144,7 +144,7 @@ def train_prepared(
     for `Progress`.
     """
     with contextlib.ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # restore it at the end
         log = EventLog(run_dir if ranks.first else None)
         stack.callback(log.close)
         stack.callback(gpu.end, config)
@@ -154,9 +154,9 @@ def train_prepared(
         stack.enter_context(_recorded_cuda_oom(log))
         store = _open(config, log, progress, stop, ranks)
         config = _set_threads(config, store, run_dir if resume else None)
-        asked = config
+        asked = config  # what config.json keeps
         config = _without_empty_splits(config, store, progress)
-        if config.fan_out(training=True):
+        if config.fan_out(training=True):  # else features are propagated, and nothing is sampled
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
         waiting = functools.partial(_wait, progress, ranks, stop)
@@ -176,10 +176,11 @@ def train_prepared(
                 with ranks.together():
                     trainer.state, notes = checkpointer.restore()
                 progress.note(*notes)
-                if ranks.first:
+            with ranks.together(), naming(run_dir):  # after all ranks have accepted to resume
+                if resume and ranks.first:
                     checkpointer.take_over(trainer.state, asked)
-            elif run_dir is not None and ranks.first:
-                asked.save(Run(run_dir).paths.config)
+                elif run_dir is not None and ranks.first:
+                    asked.save(Run(run_dir).paths.config)
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model)
@@ -191,8 +192,9 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
-        text = first_line.partition(" If reserved but unallocated")[0]
-        sizes = {**oom_sizes(text), **(cuda_reading() or {})}  # a reading knows of a cap
+        text = first_line.partition(" If reserved but unallocated")[0]  # without torch's advice
+        # the reading comes last, because only it knows of a cap by `max_cuda_memory`
+        sizes = {**oom_sizes(text), **(cuda_reading() or {})}
         log.mark("cuda_oom", message=text, **sizes)
         raise
 
@@ -200,7 +202,7 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
 def _open(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
-    def check() -> None:
+    def check() -> None:  # called between pieces of a propagation
         if stop.number:
             raise Stopped(
                 "stopped while features were propagated; go on with resume=True (--resume)"
@@ -227,20 +229,20 @@ def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress)
 
 
 def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> TrainConfig:
-    if resumed is not None:
+    if resumed is not None:  # the folder of a run, which goes on with its number of threads
         config = config.continuing(Run(resumed).config)
     if config.num_threads == "auto":
         train = Pass.over(config, store.size, "train", training=True)
-        cores = max(1, job_cores() // local_ranks())
+        cores = max(1, job_cores() // local_ranks())  # of this process
         config = config.replace(num_threads=train.computation(train.batch).threads(cores))
-    if isinstance(config.num_threads, int):
+    if isinstance(config.num_threads, int):  # None: torch's own choice
         torch.set_num_threads(config.num_threads)
     return config
 
 
 def _wait(
     progress: Progress, ranks: Ranks, stop: StopRequest, reading: tuple[str, int, int] | None
-) -> bool:
+) -> bool:  # whether to end the wait for a batch; see `sampling.policies.Waiting`
     if reading is not None:
         progress.reading(*reading)
     # several ranks stop together, at the end of a step
@@ -248,17 +250,14 @@ def _wait(
 
 
 def _make_model(
-    config: TrainConfig,
-    run_dir: Path | None,
-    ranks: Ranks,
-    loaders: Loaders,
-    progress: Progress,
+    config: TrainConfig, run_dir: Path | None, ranks: Ranks, loaders: Loaders, progress: Progress
 ) -> nn.Module:
-    with ranks.together():
+    with ranks.together():  # the first rank copies a custom model's file, then all execute the copy
         if run_dir and ranks.first and config.model not in MODELS:
-            progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
+            progress.note(*find_code(config, run_dir, keep=True)[1])
     with ranks.together():
         widths = loaders.num_features, loaders.num_classes
         model = make_model(config, *widths, run_dir, progress.note)
+    # weights, gradients and Adam's two moments, the last three from the first step on
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     return model

@@ -40,9 +40,10 @@ class Progress:
     def __init__(self, display: str, log: EventLog, run_dir: Path | None = None):
         self._log = log
         self._display = display
-        self._count = Count(0)
-        self._shown_s = 0.0
-        self._read = Count(0)
+        self._count = Count(0)  # shown last
+        self._shown_s = 0.0  # when
+        self._read = Count(0)  # bytes of the array that was read last
+        # the descriptor of progress.json; -1: no such file
         self._file = -1 if run_dir is None else open_to_write(RunPaths(run_dir).progress)
         self.live = Live(self._text, display.replace("relayed", "none"))
 
@@ -62,16 +63,16 @@ class Progress:
 
     @property
     def _phase(self) -> str:
-        return ["starting", *self._log.open][-1]
+        return ["starting", *self._log.open][-1]  # the innermost open phase
 
-    def _text(self) -> tuple[str, str]:
+    def _text(self) -> tuple[str, str]:  # the line of `Live`: the step, and its details
         phase = self._phase
         return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
 
     def keep(self, count: Count, loss: Callable[[], float] | None = None) -> None:
         """Show the count of the current phase, with the epoch's loss, at most every 0.5 s."""
         now_s = time.monotonic()
-        if now_s - self._shown_s < _SHOWN_EVERY_S and count is self._count:
+        if now_s - self._shown_s < _SHOWN_EVERY_S and count is self._count:  # a new count at once
             return
         count.phase = self._phase
         self._count = count
@@ -87,6 +88,7 @@ class Progress:
     def reading(self, name: str, done: int, total: int) -> None:
         """Show how many bytes of the array `name`, which the next batch needs, have been read."""
         text = f"reading {name}"
+        # another array, or the same one read again: its speed is measured anew
         if self._read.what != text or self._read.total != total or self._read.done > done:
             self._read = Count(total, what=text)
         self._read.done = done
@@ -103,7 +105,7 @@ class Progress:
                 # the first batch waits for reading, so its time says nothing about the others
                 count.began_s = time.time()
             yield batch
-            del batch
+            del batch  # else it would stay in memory while the next one is prepared
             count.done += 1
             self.keep(count, loss)
 
@@ -132,13 +134,14 @@ class Trainer:
     def _boundary(self, training: bool = False) -> None:
         """Save or stop the run between two steps, or between two batches of an evaluation.
 
-        A signal stops a run only here.
+        A signal stops a run only here. `training` is set after a step.
         """
         age_s = time.monotonic() - self.checkpointer.saved_s
         due = training and 0 < self.config.checkpoint_every_s <= age_s
         # Reading the loss from a GPU would wait for the GPU at every step. So on a GPU only
         # checkpoints check the loss.
         on_cpu = self.learner.device.type == "cpu"
+        # What one rank has met, all ranks act on: else others would wait for it in a collective.
         number, due_anywhere, diverged = self.ranks.highest(
             self.stop.number,
             int(due),
@@ -147,7 +150,7 @@ class Trainer:
         state = self.state
         if diverged:
             raise self.checkpointer.diverged(state)
-        if number:
+        if number:  # of a signal
             self.checkpointer.save(state)
             hint = "go on with resume=True (--resume)"
             if self.checkpointer.run_dir is None:
@@ -163,32 +166,31 @@ class Trainer:
     def _stoppable(self) -> Iterator[None]:
         try:
             yield
-        except Interrupted:
-            self._boundary()
+        except Interrupted:  # a signal ended the wait for a batch from disk, see `train._wait`
+            self._boundary()  # raises `Stopped`
             raise
 
     def _train_epoch(self) -> None:
         state = self.state
-        learner = self.learner
         epoch = state.epoch + 1
         loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
-        learner.begin(epoch)
-        begin = time.monotonic() - state.time_s
-        step_seeds = self.config.batch_size * learner.batches_per_step
+        self.learner.begin(epoch)
+        begin_s = time.monotonic() - state.time_s  # as if the epoch had not been interrupted
+        step_seeds = self.config.batch_size * self.learner.batches_per_step  # of all ranks
         shown = self.progress.over(loader, len(loader), self._mean_loss)
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
             self._boundary()
             while state.position < self.num_seeds["train"]:
                 end = min(state.position + step_seeds, self.num_seeds["train"])
                 with self._stoppable():
-                    learner.step(batches, epoch, state.position, end)
+                    self.learner.step(batches, epoch, state.position, end)
                 state.position = end
-                state.time_s = time.monotonic() - begin
+                state.time_s = time.monotonic() - begin_s
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
-    def _mean_loss(self) -> float:
+    def _mean_loss(self) -> float:  # of a seed, as if all ranks had this rank's sum
         num_seeds = max(1, self.state.position)
         return float(self.learner.loss_sum) * self.ranks.num_ranks / num_seeds
 
@@ -198,13 +200,13 @@ class Trainer:
         self.learner.begin()
         num_seeds = self.num_seeds[split]
         size = self.config.seeds_per_batch(training=False)
-        predicted = torch.zeros(num_seeds, dtype=torch.int64)
-        rounds = range(0, num_seeds, size * self.ranks.num_ranks)
+        predicted = torch.zeros(num_seeds, dtype=torch.int64)  # class of each seed of the split
+        rounds = range(0, num_seeds, size * self.ranks.num_ranks)  # each with a batch for each rank
         shown = self.progress.over(self.loaders.eval_batches(split), len(rounds))
         with self.log.phase(f"eval {split}"), contextlib.closing(shown) as batches:
             for begin in rounds:
                 self._boundary()
-                if begin + self.ranks.rank * size < num_seeds:
+                if begin + self.ranks.rank * size < num_seeds:  # the last round may have fewer
                     with self._stoppable():
                         batch = next(batches)
                     predicted[batch.input_id] = self.learner.predict(batch)
@@ -214,7 +216,7 @@ class Trainer:
         # One rank has filled each position, the others have zeros there. After the sum all ranks
         # have all predictions, and compute the same measures.
         self.ranks.sum(predicted)
-        undefined = int((predicted < 0).sum())
+        undefined = int((predicted < 0).sum())  # -1: see `Learner.predict`
         if undefined:
             raise self.checkpointer.diverged(
                 self.state, f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
@@ -228,8 +230,7 @@ class Trainer:
         return measures
 
     def run(self) -> None:
-        """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
-        checkpoint."""
+        """Train the remaining epochs, each with evaluation, row of metrics.csv and checkpoint."""
         while not self._is_over():
             self._run_epoch()
         epoch = self.state.epoch
@@ -240,8 +241,8 @@ class Trainer:
             )
 
     def _is_over(self, *rows: Row) -> bool:
-        history = [*self.state.history, *rows]
-        return self.config.is_over(row.get("valid") for row in history)
+        # with `rows` of an epoch that is not in the history yet
+        return self.config.is_over(row.get("valid") for row in [*self.state.history, *rows])
 
     def _run_epoch(self) -> None:
         epoch = self.state.epoch + 1
@@ -249,10 +250,11 @@ class Trainer:
         if self.state.position < num_seeds:  # else interrupted during its evaluation
             self._train_epoch()
             self.checkpointer.check_finite(self.state)
+        # `sum` is in place, and the checkpoint before the evaluation needs each rank's own part
         loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
         self._eval_time_s = 0.0
         row: Row = {
-            **dict.fromkeys(METRIC_COLUMNS),
+            **dict.fromkeys(METRIC_COLUMNS),  # None for a split that is not evaluated
             "epoch": epoch,
             "loss": loss,
             **self._evaluate_epoch(epoch),
@@ -264,7 +266,7 @@ class Trainer:
         self.checkpointer.save_epoch(self.state)
         self.progress.say(_epoch_line(row))
 
-    def _evaluate_epoch(self, epoch: int) -> Row:
+    def _evaluate_epoch(self, epoch: int) -> Row:  # of the splits that are due, see `evaluate`
         if epoch == self.config.epochs:
             # The final evaluation needs no train loader. Dropping its CSC and workers makes room
             # for the eval loaders.
@@ -273,15 +275,15 @@ class Trainer:
         if splits:
             # a kill during the evaluation must not lose the epoch
             self.checkpointer.save(self.state)
-        scores: Row = {}
+        measures: Row = {}
         for split in splits:
-            scores |= self.evaluate(split)
-        # early stopping has made this epoch the last one
-        is_last = epoch < self.config.epochs and self._is_over(scores)
-        if is_last and self.config.train_eval == "final":
+            measures |= self.evaluate(split)
+        # early stopping makes this epoch the last one, which `splits_to_evaluate` could not know
+        is_stopped = epoch < self.config.epochs and self._is_over(measures)
+        if is_stopped and self.config.train_eval == "final":
             self.loaders.drop_train_loader()
-            scores |= self.evaluate("train")
-        return scores
+            measures |= self.evaluate("train")
+        return measures
 
 
 def accuracy(labels: Tensor, predicted: Tensor) -> float:
@@ -293,23 +295,18 @@ def accuracy(labels: Tensor, predicted: Tensor) -> float:
 def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
     """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]:
     scikit-learn's `f1_score(average="macro", zero_division=0)`."""
-    hits = labels[labels == predicted]
-    hits_per_class, labels_per_class, guesses_per_class = (
+    hits_per_class, labels_per_class, guesses_per_class = (  # each float64 [num_classes]
         torch.bincount(values, minlength=num_classes).double()
-        for values in (hits, labels, predicted)
+        for values in (labels[labels == predicted], labels, predicted)
     )
     total = labels_per_class + guesses_per_class
+    # F1 is 2 * hits / (labels + guesses); a class in neither has none
     return float((2 * hits_per_class / total)[total > 0].mean())
 
 
 def _epoch_line(row: Row) -> str:
-    formats = {
-        "epoch": "Epoch {:03.0f}",
-        "loss": "Loss: {:.4f}",
-        "train": "Train: {:.4f}",
-        "valid": "Val: {:.4f}",
-        "test": "Test: {:.4f}",
-        "time_s": "Time: {:.1f}s",
-    }
-    parts = [text.format(row[name]) for name, text in formats.items() if row[name] is not None]
-    return f"{' | '.join(parts)} + {row['eval_time_s']:.1f}s eval"
+    labels = {"loss": "Loss", "train": "Train", "valid": "Val", "test": "Test"}
+    # without the splits that were not evaluated
+    values = [f"{labels[name]}: {row[name]:.4f}" for name in labels if row[name] is not None]
+    times = f"Time: {row['time_s']:.1f}s + {row['eval_time_s']:.1f}s eval"
+    return " | ".join([f"Epoch {row['epoch']:03.0f}", *values, times])

@@ -19,7 +19,7 @@ from ogbnlib import InputError, Store, TrainConfig, convert, open_store, predict
 from ogbnlib.errors import format_bytes
 from ogbnlib.propagation import columns as columns_of
 from ogbnlib.training.checkpoint import SavedModel
-from ogbnlib.training.network import registered_model
+from ogbnlib.training.custom_model import make_model
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -32,7 +32,7 @@ def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
     store = open_store(dataset)
     x = torch.from_numpy(store.read("x", "float32"))
     edges = torch.from_numpy(store.read_edge_index())
-    net = registered_model(config, store.num_features, store.num_classes).eval()
+    net = make_model(config, store.num_features, store.num_classes).eval()
     net.load_state_dict(weights)
     with torch.no_grad():
         x = untrimmed(config.model, net.convs, x, edges)  # type: ignore[arg-type]

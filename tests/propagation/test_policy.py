@@ -19,7 +19,7 @@ from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.step_memory import Step, model_state_bytes
 from ogbnlib.memory.limits import Limit
 from ogbnlib.registry import MODELS
-from ogbnlib.training.network import registered_model
+from ogbnlib.training.custom_model import make_model
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -123,7 +123,7 @@ def test_mismatches_are_refused_by_name(tiny_config: Config, graph: Path, tmp_pa
 def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> None:
     values: dict[str, Any] = {"hops": 3, "hidden_channels": 64, "dropout": 0.5}
     config = TrainConfig.create(dataset="none", loading="propagated", model=model, **values)
-    net = registered_model(config, 4 * 40, 7)
+    net = make_model(config, 4 * 40, 7)
     seeds = 1000
     weights = sum(weight.numel() for weight in net.parameters())
     assert 16 * weights == model_state_bytes(config, 4 * 40, 7)

@@ -15,13 +15,20 @@ from typing import Any
 import pytest
 import torch
 from conftest import force_windows, is_alive, scores, wait_until
+from torch import Tensor, nn
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
 from ogbnlib.memory.cgroup import read_whole
+from ogbnlib.memory.record import METRIC_COLUMNS
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
+from ogbnlib.training.checkpoint import Checkpointer, State
+from ogbnlib.training.distributed import Ranks
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -137,6 +144,34 @@ def test_an_error_of_one_rank_ends_all(jobs: dict[str, Any]) -> None:
 def test_all_ranks_end_where_one_diverges(jobs: dict[str, Any]) -> None:
     assert all("diverged: " in result["error"] for result in jobs["results"]["diverged"])
     assert not (jobs["folder"] / "diverged" / "checkpoint.pt").exists()
+
+
+def test_a_collective_returns_when_nothing_else_owns_its_tensor() -> None:
+    # gloo's thread may own it for a while; as the last owner it would enter Python during a fork
+    graphs: list[Tensor] = []
+
+    def collective(tensor: Tensor, group: object) -> None:
+        graphs.append(tensor * tensor)  # the graph owns the tensor, as C++ code does
+        threading.Timer(0.3, graphs.clear).start()
+
+    Ranks(0, 2)._run(collective, torch.ones(3, requires_grad=True))
+    assert not graphs
+
+
+def test_a_full_disk_at_an_epochs_end_is_reported_to_all_ranks(tmp_path: Path) -> None:
+    texts: list[str] = []
+
+    class Reporting(Ranks):
+        def _gather(self, text: str) -> list[str]:
+            texts.append(text)
+            return [text]
+
+    config = TrainConfig.create(dataset="none", device="cpu")
+    learner = Learner(config, nn.Linear(1, 1), torch.device("cpu"), Reporting(), EventLog(None))
+    row = dict.fromkeys(METRIC_COLUMNS, 0.5)
+    with pytest.raises(InputError, match=r"metrics\.csv"):
+        Checkpointer(tmp_path / "gone", {}, learner).save_epoch(State(epoch=1, history=[row]))
+    assert [text.partition(":")[0] for text in texts] == ["InputError"]
 
 
 def test_only_the_first_rank_writes(jobs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ class Model(SampledModel):
     def weights(layer: Layer) -> int:
         """Count the weights: a matrix, two attention vectors and the bias."""
         wide = _width(layer)
-        return layer.inputs * wide + 2 * wide + layer.outputs
+        return layer.inputs * wide + 2 * wide + layer.outputs  # an attention vector has all heads
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
@@ -52,9 +52,9 @@ class Model(SampledModel):
         from torch_geometric.nn import GATConv
 
         if last:
-            return GATConv(inputs, outputs, heads=heads, concat=False)
+            return GATConv(inputs, outputs, heads=heads, concat=False)  # the mean of the heads
         return GATConv(inputs, outputs // heads, heads=heads)
 
 
-def _width(layer: Layer) -> int:
+def _width(layer: Layer) -> int:  # columns of all heads together
     return layer.outputs * layer.heads if layer.last else layer.outputs

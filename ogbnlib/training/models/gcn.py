@@ -15,13 +15,13 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        # the rows that are added up, and their gradients
+        # the float32 rows [E, out] that are added up, and their gradients
         return 2 * 4 * layer.edges * layer.outputs
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
         """Memory of a layer that keeps the sparse matrix, its self-loops and the output."""
-        matrix = 4 * layer.edges + 12 * layer.targets
+        matrix = 4 * layer.edges + 12 * layer.targets  # values [E]; bounds int64 [T], loops [T]
         # Three arrays [S, out], the products of the sources and twice their gradient; and the
         # transposed matrix, 16 bytes an edge.
         scratch = (12 + layer.copy) * layer.sources * layer.outputs + 16 * layer.edges
@@ -43,13 +43,12 @@ class Model(SampledModel):
 
     @staticmethod
     def prepare(edge_index: Any, num_nodes: int) -> Any:
-        """Return each node's 1 / sqrt(degree) in the whole subgraph, with one self-loop, float32
-        [N]."""
+        """Return each node's 1 / sqrt(degree) in the subgraph, with one self-loop, float32 [N]."""
         # As in PyG's untrimmed forward. With degrees from each layer's own edges, the outermost
         # nodes had degree 1, and accuracy on amazon_photo fell from 0.95 to 0.68 at a fan-out of
         # [-1, -1].
         source, target = edge_index
-        between_nodes = (source != target).float()
+        between_nodes = (source != target).float()  # 0 for a self-loop, which counts once below
         return between_nodes.new_ones(num_nodes).index_add_(0, target, between_nodes).rsqrt()
 
     @staticmethod
@@ -57,6 +56,6 @@ class Model(SampledModel):
         from ..convolutions import csr
 
         source, target = edges
-        # an existing self-loop counts once
+        # `shared` is the result of `prepare`; a self-loop of the graph counts in the second array
         values = shared[source] * shared[target] * (source != target)
         return csr(edges, num_targets, num_sources, values), shared[:num_targets, None].square()

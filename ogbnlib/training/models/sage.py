@@ -1,5 +1,6 @@
 """GraphSAGE with mean aggregation (Hamilton et al. 2017), as PyG implements it."""
 
+import math
 from typing import Any
 
 from ...model import Layer, LayerMemory, SampledModel, layer_memory
@@ -24,9 +25,9 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        # The rows that are added up and, as x needs no gradient, from the second layer on their
-        # gradients.
-        return 4 * layer.edges * layer.inputs * (1 if layer.first else 2)
+        # The rows [edges, inputs] that are added up and, as x needs no gradient, from the second
+        # layer on their gradients.
+        return 4 * layer.edges * layer.inputs * (2 - layer.first)
 
     @staticmethod
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
@@ -44,36 +45,31 @@ class Model(SampledModel):
 def _fused_memory(layer: Layer) -> LayerMemory:
     """Memory of a fused layer, which keeps the output, the mean and the targets' own features.
 
-    Mean and features share an array [T, 2 in], in whose memory their gradients are written.
+    Mean and features share an array [targets, 2 * inputs], which their gradients overwrite.
     """
     # A copy of the two matrices side by side, and for each part of `PART_ROWS` rows their gradient.
-    scratch = 8 * layer.inputs * layer.outputs * (1 + -(-layer.targets // PART_ROWS))
+    scratch = 8 * layer.inputs * layer.outputs * (1 + math.ceil(layer.targets / PART_ROWS))
     if not layer.first:
-        # the gradient of the input, for which the edges are sorted by source
+        # the gradient of the input, and int64 [edges] and [sources] that sort edges by source
         scratch += layer.item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
     elif layer.dropout and not layer.last:
-        scratch += layer.item * layer.targets * layer.outputs
-    return layer_memory(
-        layer,
-        2 * layer.targets * (layer.item * layer.inputs + 4),
-        scratch,
-        item=layer.item,
-        masks=1,
-    )
+        scratch += layer.item * layer.targets * layer.outputs  # dropout's mask
+    kept = 2 * layer.targets * (layer.item * layer.inputs + 4)  # with int64 bounds
+    return layer_memory(layer, kept, scratch, item=layer.item, masks=1)
 
 
 def _memory(layer: Layer) -> LayerMemory:
-    """Memory of a layer that keeps the neighbors' mean [T, in], a sparse matrix and the output."""
-    matrix = 4 * layer.edges + 8 * layer.targets
+    """Memory of a layer that keeps the mean of neighbors, a sparse matrix and the output."""
+    matrix = 4 * layer.edges + 8 * layer.targets  # float32 values of edges, int64 bounds of targets
     if layer.first:
-        products = 4 * layer.targets * layer.inputs + matrix
+        products = 4 * layer.targets * layer.inputs + matrix  # the mean is float32
         # two more arrays as large as the output
         scratch = layer.targets * (2 * layer.item * layer.outputs + layer.copy * layer.inputs)
     else:
         products = layer.item * layer.targets * layer.inputs + matrix
-        # twice the gradient of the input [S, in]; one of them takes the room of dropout's result
-        room = layer.item if layer.dropout else 0
+        # twice the gradient of the input; one of them takes the room of dropout's result
+        room = layer.item * layer.dropout
         scratch = (8 + layer.copy - room) * layer.sources * layer.inputs
     if layer.edge_list:
-        scratch += 8 * layer.edges * layer.inputs  # [E, in] and its gradient
+        scratch += 8 * layer.edges * layer.inputs  # a row for each edge, and its gradient
     return layer_memory(layer, products, scratch, matrix, item=layer.item)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...config import TrainConfig
-from ...model import Layer, LayerMemory, PropagatedModel, linear_memory
+from ...model import Layer, LayerMemory, PropagatedModel, linear_memory, linear_weights
 
 
 class Model(PropagatedModel):
@@ -14,13 +14,10 @@ class Model(PropagatedModel):
 
     @staticmethod
     def weights(layer: Layer) -> int:
-        """Count the weights of a layer.
-
-        In the first layer the hops have no bias, the node's own features have one, and attention
-        has two vectors.
-        """
+        """Count the weights: in the first layer the hops have no bias, the node's own features have
+        one, and attention has two vectors."""
         if layer.last:
-            return layer.inputs * layer.outputs + layer.outputs
+            return linear_weights(layer)
         return layer.inputs * layer.outputs + 3 * _hidden(layer)
 
     @staticmethod
@@ -28,10 +25,11 @@ class Model(PropagatedModel):
         """Memory of a layer that keeps all hops side by side, their attention, and the results of
         ReLU and dropout on their sum."""
         columns = layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * _hidden(layer)
-        return linear_memory(layer, 4 * layer.targets * columns)
+        return linear_memory(layer, 4 * layer.targets * columns)  # float32
 
     @staticmethod
     def widths(depth: int, features: int, hidden: int, classes: int) -> list[tuple[int, int]]:
+        # the first layer writes `hidden` columns for each hop, and for the node's own features
         return [(features // (depth + 1), (depth + 2) * hidden), (hidden, classes)]
 
     @staticmethod
@@ -41,5 +39,5 @@ class Model(PropagatedModel):
         return SAGN(config, num_features, num_classes)
 
 
-def _hidden(layer: Layer) -> int:
+def _hidden(layer: Layer) -> int:  # hidden_channels, of the first layer; see `Model.widths`
     return layer.outputs // (layer.hops + 2)

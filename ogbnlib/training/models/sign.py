@@ -15,13 +15,13 @@ class Model(PropagatedModel):
     def memory(layer: Layer) -> LayerMemory:
         """Memory of a layer that keeps ReLU's results of all hops, dropout's masks, and all hops
         side by side."""
-        copies = 3 if layer.dropout else 2
+        copies = 2 + layer.dropout  # arrays as large as the layer's output
         saved = copies * layer.item * layer.targets * layer.outputs
         return linear_memory(layer, saved, item=layer.item)
 
     @staticmethod
     def widths(depth: int, features: int, hidden: int, classes: int) -> list[tuple[int, int]]:
-        joined = (depth + 1) * hidden
+        joined = (depth + 1) * hidden  # all hops side by side; `features` has all hops, too
         return [(features // (depth + 1), joined), (joined, classes)]
 
     @staticmethod
