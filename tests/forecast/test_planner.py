@@ -69,7 +69,7 @@ def test_an_epoch_from_ram_takes_what_was_measured_at_full_size() -> None:
 
 def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() -> None:
     forecasts = map(predict, (config(), config(**LARGE), config(num_threads=3, **LARGE)))
-    threads = [one.train.computation(one.batch).threads(cores=8) for one in forecasts]
+    threads = [one.train.computation(one.train.batch).threads(cores=8) for one in forecasts]
     assert threads == [1, 8, 3]
     machine = Machine(8, 75e9, 1.2e9, 150e9)
     advice = plan(config(**LARGE), size=KNOWN["ogbn-papers100M"], machine=machine)
