@@ -79,12 +79,10 @@ def audit(
         return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     peaks = _measured_by_kind(measured)
+    highest = max(measured.values(), default=None)
     return {
         "peak_phase": forecast.peak.name,
-        "peak_bytes": {
-            "predicted": forecast.peak_bytes,
-            "measured": max(measured.values(), default=None),
-        },
+        "peak_bytes": {"predicted": forecast.peak_bytes, "measured": highest},
         "phases": {
             kind: {
                 "predicted": phase.held_bytes,

@@ -21,8 +21,7 @@ from ..graph.store import GraphSize, Store, open_store
 # whichever is reached first; at least one group waits.
 QUEUE_BATCHES = 4
 QUEUE_BYTES = 256 * 2**20
-# Limits of a group, batches drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux
-# each time.
+# Limits of a group, batches drawn together: 11 of [3, 2] x 128; above, malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
 # Most edges that the kernel draws at one hop: 0.7 s, or 50,000 random reads a second of a graph that
@@ -226,8 +225,7 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
-    # Seeds of all batches of an evaluation, or of `count` random batches of training. They are drawn
-    # one by one, as a permutation would copy all ids.
+    # seeds of all batches of an evaluation, or of `count` random ones; `choice` copies no ids
     size = draw.num_seeds
     if not draw.training:
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)]

@@ -125,8 +125,7 @@ def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tup
 
 
 def _group(nodes: float, share: float, visited_share: float, sigma: float) -> tuple[Array, Array]:
-    # The result of `_visited` for nodes that get `share` of all visits, if `visited_share` of them
-    # are ever visited.
+    # as `_visited`, for nodes that get `share` of all visits; `visited_share` of them get any
     visited = visited_share * nodes
     visits = np.multiply(_degree_quantiles(sigma), share / visited)
     return np.full(64, visited / 64), visits

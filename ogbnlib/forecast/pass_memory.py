@@ -19,8 +19,7 @@ STEP = "step: activations and sampling"
 READY = "batches ready"
 WAITING = "workers' batches (shared memory)"
 WORKERS = "workers"
-# The share by which batches may be larger than forecast, by `Batches.source`; twice that if a hop
-# takes all neighbors.
+# Share by which batches may be larger, by `Batches.source`; twice that if a hop takes all neighbors
 UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 

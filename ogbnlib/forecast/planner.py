@@ -49,8 +49,7 @@ class Advice:
 
     forecast: Forecast
     limit_bytes: int | None
-    # changes that fit, each with its own forecast
-    alternatives: Sequence[tuple[Changes, Forecast]] = ()
+    alternatives: Sequence[tuple[Changes, Forecast]] = ()  # changes that fit, and their forecasts
     card_bytes: int | None = None  # what torch may allocate on the GPU; None if it is not known
 
     @property
@@ -212,8 +211,7 @@ def plan(
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
     Args:
-        config: With device="cuda", the plan also says whether a step fits this machine's GPU, or a
-            GPU of the size `max_cuda_memory`.
+        config: With `max_cuda_memory`, or device="cuda" beside a GPU, a step has a verdict, too.
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: The data set's size, if known; else that of a known OGB name or in a folder's headers.
         machine: The machine for times; `machine.probe` measures the one that it runs on.

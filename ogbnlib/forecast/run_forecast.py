@@ -212,8 +212,7 @@ def predict(
 ) -> Forecast:
     """Forecast a run's memory and time, see `planner.plan`.
 
-    `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
-    expected batches. `is_sorted` is that of `planner.plan`.
+    `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`, else expected.
     """
     size = size or size_of(config.dataset)
     check_trainable(size, config)

@@ -37,7 +37,7 @@ class _Trial:
     and the bytes per node or edge."""
 
     num_neighbors: tuple[int, ...]  # of the measured batches
-    state_bytes: int  # weights, gradients and the optimizer's state
+    state_bytes: int  # weights, buffers, gradients and the optimizer's moments
     training: tuple[float, float]
     evaluation: tuple[float, float]
     flops_per_row: float  # operations of products that take as long as a node or edge of a step
@@ -256,7 +256,7 @@ def _trial_shapes(config: TrainConfig, size: GraphSize) -> list[dict[str, list[i
 
 
 def _scaled(batch: BatchShape, share: float) -> dict[str, list[int]]:
-    # the arguments of `training.call.random_batch`; at least 2, for batch norm
+    # arguments of `training.call.random_batch`; at least 2, as batch norm refuses a single row
     hops = {"hop_nodes": batch.hop_nodes, "hop_edges": batch.hop_edges}
     return {name: [max(2, round(share * count)) for count in hops[name]] for name in hops}
 

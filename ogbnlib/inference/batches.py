@@ -44,8 +44,7 @@ def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
 def _model_scores(
     saved: SavedModel, store: Store, batches: Iterable[Data], num_batches: int, progress: Progress
 ) -> Generator[Rows, None, None]:
-    # Yields (row numbers, scores float32 [n, classes]) of each batch's seeds, whose row numbers in
-    # the result are the batch's `input_id`.
+    # `input_id` of a batch has the row numbers of its seeds in the result.
     config = saved.config
     model = loaded_model(saved, store)
     device = resolve_device(config.device)
@@ -129,8 +128,7 @@ def propagated_scores(
     """Yield scores of the nodes `ids` of `graph` from the propagated features in `store`, which may
     be `graph` itself."""
     nodes = np.asarray(ids)
-    # Both stores may have rows of some nodes only. `node_id` [num_nodes] has the original id of each
-    # row; without it, the row of a node is its id.
+    # `node_id` has the id of each row; in a store without it, the row of a node is its id
     wanted = nodes if graph.node_id is None else graph.node_id[nodes]
     node_ids = range(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
     places = _positions(node_ids, wanted)

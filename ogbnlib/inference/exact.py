@@ -71,8 +71,7 @@ def exact_scores(
     memory_limit: str | int | None,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
-    """Yield scores of the nodes `ids`, a range for all, float32 [n, classes], in ascending order of
-    the nodes.
+    """Yield scores of the nodes `ids` (a range: all), float32 [n, classes], ascending by node.
 
     `work` is a folder for the layers' results; it is deleted at the end.
     """

@@ -35,9 +35,8 @@ class Report:
 
     def __str__(self) -> str:
         table = self.classes.to_string(float_format="{:.4f}".format)
-        return (
-            f"{self.title}\naccuracy {self.accuracy:.4f}, macro-F1 {self.macro_f1:.4f}\n\n{table}"
-        )
+        overall = f"accuracy {self.accuracy:.4f}, macro-F1 {self.macro_f1:.4f}"
+        return f"{self.title}\n{overall}\n\n{table}"
 
     __repr__ = __str__
 

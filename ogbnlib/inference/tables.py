@@ -23,8 +23,7 @@ def probabilities(scores: Array) -> Array:
 
 
 def best_classes(scores: Array) -> Array:
-    """Return the class with the highest score (exact below 2**24) and its probability, float32
-    [n, 2]."""
+    """Return the best class (exact below 2**24) and its probability, float32 [n, 2]."""
     values = probabilities(scores)
     return np.column_stack([values.argmax(1).astype(np.float32), values.max(1)])
 

@@ -136,8 +136,8 @@ def test_a_batch_too_large_to_draw_is_extrapolated_upwards(
 ) -> None:
     nodes, edges = sampled(drawn_store, "train", 64, [15, 10, 5])
     monkeypatch.setattr(batches, "_EDGES", 6000)
-    draw = Draw(64, (15, 10, 5), True, seed=1)  # other tests draw with seed 0
-    drawn = draw_batches(drawn_store, "train", draw, 100)
+    draw = Draw(64, (15, 10, 5), True, 0)
+    drawn = draw_batches(drawn_store, drawn_store.splits["train"], draw, 100)  # ids: no cache
     assert drawn is not None
     assert drawn.source == "extrapolated"
     assert 0.95 * nodes < drawn.mean.num_nodes < 2 * nodes
