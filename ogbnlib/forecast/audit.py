@@ -56,7 +56,7 @@ def _graph_of_run(
             raise
         # the fields with which the event was written
         return GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]
-    # By now the store has propagated features beside it, and a forecast by sizes alone makes them.
+    # The propagated features exist by now. By sizes alone, a forecast makes them, as the run did.
     return graph.size if isinstance(graph, Store) and PROPAGATE in phases else graph
 
 
@@ -124,7 +124,7 @@ def _by_change(
     actions = []
     for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]:
         arguments = {
-            # a resumed run may change these parameters, or not
+            # whether a resumed run may change all of these parameters
             "how": "go on" if all(map(Resume.of, changes)) else "start again",
             "changes": assignments(changes),
             "peak_bytes": changed.peak_bytes + unforeseen,

@@ -45,8 +45,8 @@ class BatchShape:
     """Nodes discovered (seeds first) and edges sampled at each hop: expected values or those of a
     drawn batch."""
 
-    hop_nodes: tuple[int, ...]
-    hop_edges: tuple[int, ...]
+    hop_nodes: tuple[int, ...]  # seeds, then new nodes of each hop
+    hop_edges: tuple[int, ...]  # one number less
     is_extrapolated: bool = False  # from a part of the batch that was drawn
 
     @property
@@ -103,8 +103,8 @@ def num_queued(bytes_each: int, num_left: int = 3 * GROUP_BATCHES) -> int:
 class Draw:
     """The values that decide which batches are drawn from a store."""
 
-    num_seeds: int
-    num_neighbors: tuple[int, ...]
+    num_seeds: int  # of a batch
+    num_neighbors: tuple[int, ...]  # by hop; -1: all
     training: bool
     seed: int  # that of the run, with the one of the split's stream added
 
@@ -185,7 +185,7 @@ def _last_full_hop(num_neighbors: Sequence[int]) -> int:
 @functools.lru_cache(maxsize=64)
 def _highest_degree(path: Path, crc32: int) -> int:
     highest = last = 0  # `last`: the offset before a chunk
-    for _, offsets in open_store(path).chunks("colptr"):
+    for _, offsets in open_store(path).chunks("colptr"):  # int64, of consecutive nodes
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
         last = int(offsets[-1])
     return highest
@@ -200,7 +200,7 @@ def _of_split(path: Path, crc32: int, split: str, draw: Draw) -> _Drawn | None:
 
 
 def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
-    shapes = list[BatchShape]()
+    shapes = list[BatchShape]()  # of batches from all over `ids`, the seeds of a pass
     fewest = 1 if _is_cold(store) else _FEWEST
     for seeds in _spread(ids, draw):
         num_edges = sum(shape.num_edges for shape in shapes)
@@ -308,8 +308,7 @@ def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
 def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> BatchShape:
     # The number of nodes grows with a power of the number of seeds that falls as batches grow. The
     # power between the two drawn batches gives too many nodes rather than too few.
-    # `fewer` is the batch of half as many seeds as `drawn`.
-    seeds = drawn.hop_nodes[0]
+    seeds = drawn.hop_nodes[0]  # twice those of `fewer`
     times = num_seeds / seeds
     ratio = math.log(times) / math.log(seeds / fewer.hop_nodes[0])  # doublings still to come
     nodes = [

@@ -28,7 +28,7 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
     # largest batches their peak may exceed it.
     planned = forecast.limit_bytes
     is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
-    # Batches wait only for a model that is slower than the disk: a run with an empty queue needs less.
+    # Batches wait only for a model slower than the disk: with an empty queue a run needs less.
     queue_bytes = max(phase.parts.get(READY, 0) for phase in forecast.phases)
     most_bytes = forecast.least_bytes + forecast.margin_bytes
     least_bytes = forecast.least_bytes - queue_bytes - forecast.margin_bytes

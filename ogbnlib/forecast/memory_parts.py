@@ -42,8 +42,7 @@ PREFETCH_FACTOR = 2  # DataLoader's default: batches that each worker has ready 
 # and of real ones. With reverse edges the nodes of [3, 2] x 128, [15, 10] x 512 and
 # [15, 10, 5] x 1024 are within 8 %. [10, 10, 10] x 1024 has 692,000 nodes in the real papers100M,
 # where the example of DGL's GraphBolt reports 669,000.
-# The second value is for graphs with more even degrees, for the memory of a batch, which the first
-# would make too small.
+# The second value, for bounds of memory, is that of graphs with more even degrees.
 _DIRECTED_SIGMAS = (1.4, 0.92)
 _BOTH_SIGMAS = (0.93, 0.8)
 # Number of nodes in the labelled nodes' field of research: 2.5 M in a generated graph of any scale
@@ -191,7 +190,7 @@ def expected_batch(
     seeds = min(num_seeds, num_nodes)
     frontier = np.full(64, seeds / 64)  # nodes found in the last hop
     unseen = num_nodes / 64 - frontier
-    nodes = [float(seeds)]
+    nodes = [float(seeds)]  # by hop, like `edges`
     edges: list[float] = []
     for k in num_neighbors:
         # With reverse edges a neighbor has more neighbors than a seed: the second moment of degrees

@@ -46,7 +46,7 @@ class Windows:
 
     window_batches: int | None  # None where batches are drawn through the page cache
     window_bytes: int  # of one window
-    available_bytes: int  # for all windows
+    available_bytes: int  # memory for the loader, page cache included
     num_windows: int = 0  # in a pass over the loader
     moved_bytes: int = 0  # between memory and disk, in a pass over the loader
     first_bytes: int = 0  # moved before the first window is ready
@@ -103,9 +103,7 @@ class Pass:
         fan_out = config.fan_out(training)  # () for propagated features
         batches = None
         if isinstance(size, Store) and seeds and fan_out:
-            passes = (
-                max(1, config.epochs) if training else 1
-            )  # all evaluations have the same batches
+            passes = max(1, config.epochs) if training else 1  # evaluations repeat their batches
             draw = Draw(seeds, fan_out, training, config.seed + SPLITS.index(split))
             num_batches = passes * -(-num_ids // seeds)
             batches = draw_batches(size, split if ids is None else ids, draw, num_batches)
@@ -201,5 +199,5 @@ class Pass:
     def _ready_bytes(self, count: int) -> int:
         """Bytes of `count` waiting batches, one of them the largest: of a few batches with hubs,
         many times as large as others, one may wait while another is in use."""
-        mean = self._batch_bytes(self.batch)
+        mean = self._batch_bytes(self.batch)  # also of the waiting batches but one
         return max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)

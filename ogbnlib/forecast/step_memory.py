@@ -38,7 +38,7 @@ class _Trial:
 
     num_neighbors: tuple[int, ...]  # of the measured batches
     state_bytes: int  # weights, buffers, gradients and the optimizer's moments
-    training: tuple[float, float]
+    training: tuple[float, float]  # fixed bytes, and bytes per node or edge
     evaluation: tuple[float, float]
     flops_per_row: float  # operations of products that take as long as a node or edge of a step
 
@@ -146,8 +146,8 @@ class Step:
     @property
     def flops(self) -> int:
         """Floating-point operations of the matrix products."""
-        # The backward pass takes twice as many as the forward pass (gradients of inputs and weights),
-        # in the first layer as many, as x needs no gradient.
+        # The backward pass takes twice as many as the forward pass, for gradients of inputs and of
+        # weights; in the first layer as many, as x needs no gradient.
         model = _formulas_of(self.config)
         flops = 0
         for layer in self.layers:

@@ -30,7 +30,7 @@ from ..registry import MODELS
 from ..training.checkpoint import SavedModel
 from .batches import Rows, loaded_model
 
-Chunks = Generator[Array, None, None]
+Chunks = Generator[Array, None, None]  # float32 rows of the next nodes
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and memory of the matrix products
 
 
@@ -139,7 +139,7 @@ class _Sweep:
 
         def prepare(first: int, end: int) -> Array:
             # the rows whose mean is taken, of the nodes from `first` to `end` that `source` has
-            rows = source.rows(first, end)
+            rows = source.rows(first, end)  # float32 [n, inputs]
             if not self.layer.averages_input:
                 rows = rows @ matrix
             if loops:
@@ -162,7 +162,7 @@ class _Sweep:
                     yield self._result(target_means, target_degrees, nodes, columns)
 
     def _result(self, rows: Array, degrees: Array, nodes: range, columns: slice) -> Array:
-        # from the means `rows` and the degrees of the targets among `nodes`
+        # The result for the targets among `nodes`, from their means `rows` and their degrees.
         layer = self.layer
         if layer.root is None:
             # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
@@ -177,15 +177,12 @@ class _Sweep:
 
 
 def _layer_by_layer(
-    store: Store,
-    layers: list[_Layer],
-    targets: NodeSet | None,
-    folder: Path,
-    progress: Progress,
+    store: Store, layers: list[_Layer], targets: NodeSet | None, folder: Path, progress: Progress
 ) -> Chunks:
     # Yields the last layer's rows of `targets` in ascending order.
     edges = Edges(store)
-    # bytes to read, approximately: the graph to find each layer's nodes, then rows and graph a block
+    # Bytes to read, approximately: the graph to find each layer's nodes, then for each block of
+    # columns the layer's input and the graph.
     total = len(layers) * edges.nbytes
     itemsize = store.feature_itemsize
     for layer in layers:
@@ -206,9 +203,7 @@ def _layer_by_layer(
                     return
                 for columns in blocks:
                     _write(folder, number, columns, sweep.columns(columns))
-            for file in folder.glob(
-                f"{number - 1}-*.npy"
-            ):  # this layer's input; none for the first
+            for file in folder.glob(f"{number - 1}-*.npy"):  # the layer's input; not the features
                 file.unlink()
             source = Columns.open(folder, str(number), store.num_nodes, needed[number])
         # the last layer's blocks, side by side

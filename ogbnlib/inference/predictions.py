@@ -71,11 +71,11 @@ def predict(
     refuse_foreign_code(config, saved.path.parent)
     target = _check_target(out)
     graph = find_store(config.dataset)
-    store = config.policy.load().trained_store(
-        graph, config, EventLog(None), say=say, progress=progress
-    )
+    log = EventLog(None)  # records nothing
+    # with propagated features, if the run trained on them
+    store = config.policy.load().trained_store(graph, config, log, say=say, progress=progress)
     saved.check_data(store)
-    ids = _wanted(nodes, graph)
+    ids = _wanted(nodes, graph)  # int64 [n], or a range for all nodes
     ids_path = target.with_name(f"{target.stem}-nodes.npy")
     ids_bytes = b""  # content of the file of ids; none is written if it is empty
     if target.suffix == ".npy" and isinstance(nodes, str) and nodes == "labelled":
