@@ -23,7 +23,7 @@ from .batches import BatchShape
 
 
 def _torch_is_for_gpus() -> bool:
-    torch = importlib.util.find_spec("torch")
+    torch = importlib.util.find_spec("torch")  # its files, as an import takes seconds
     folders = torch.submodule_search_locations if torch else None
     libraries = ("lib/libtorch_cuda.so", "lib/libtorch_hip.so")
     return any(Path(folder, name).exists() for folder in folders or () for name in libraries)
@@ -212,6 +212,7 @@ def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
     smaller: list[tuple[int, ...]] = []
     fan_outs = config.fan_out(training=True)  # () for propagated features
     while any(k < 0 or k > 2 for k in fan_outs):
+        # a half is rounded up; k = 1 stays
         fan_outs = tuple(15 if k < 0 else min(k, max(2, -(-k // 2))) for k in fan_outs)
         smaller.append(fan_outs)
     return smaller

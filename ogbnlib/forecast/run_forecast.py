@@ -136,8 +136,8 @@ class Forecast(Ledger):
         self.machine = machine  # for times
         POLICIES[config.loading].load().phases(self)  # writes phases, windows, `least_bytes`
         self.train = self.one_pass("train", training=True)  # of one epoch
-        splits = {split for splits in self.evaluations().values() for split in splits}
-        steps = [one.on_gpu() for one in (self.train, *map(self.one_pass, splits))]
+        evaluated = {split for splits in self.evaluations().values() for split in splits}
+        steps = [each.on_gpu() for each in (self.train, *map(self.one_pass, evaluated))]
         # the largest step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
         self.gpu: Mapping[str, int] = max(steps, key=lambda parts: sum(parts.values()))
         self.least_bytes = self.least_bytes or self.peak_bytes  # 0: no policy wrote it

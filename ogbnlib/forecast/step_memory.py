@@ -169,6 +169,7 @@ class Step:
         if trial is not None:
             return share * trial.flops_per_row * self.batch.num_rows / rate
         model = _formulas_of(self.config)
+        # bytes
         written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in self.layers)
         others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
         return self.flops / rate + share * others_s
@@ -277,7 +278,7 @@ def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict
             # tests/benchmarks/bench_planner.py took 2 to 3 times as long
             **trainer_environment(os.environ),
             CONFIG_VARIABLE: config.model_dump_json(),
-            "TMPDIR": folder,
+            "TMPDIR": folder,  # so that the model's temporary files are deleted, too
         }
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         nothing = subprocess.DEVNULL
