@@ -140,7 +140,7 @@ class Forecast(Ledger):
         steps = [each.on_gpu() for each in (self.train, *map(self.one_pass, evaluated))]
         # the largest step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
         self.gpu: Mapping[str, int] = max(steps, key=lambda parts: sum(parts.values()))
-        self.least_bytes = self.least_bytes or self.peak_bytes  # 0: no policy wrote it
+        self.least_bytes = self.least_bytes or self.peak_bytes  # 0: the policy wrote none
 
     @property
     def num_threads(self) -> int:
@@ -181,25 +181,25 @@ class Forecast(Ledger):
         """Seconds of the whole run on `machine`: loading or propagating, epochs and evaluations."""
         config = self.config
         size = self.size
-        disk = self.machine.disk_bytes_per_s
+        disk_rate = self.machine.disk_bytes_per_s
         files = store_bytes(config, size)  # bytes by array: colptr, row, x
-        seconds = config.epochs * self.epoch_s
+        total_s = config.epochs * self.epoch_s
         if self.propagation is not None:
-            seconds += 60 * self.propagation.minutes
+            total_s += 60 * self.propagation.minutes
         elif size.hops is None and self.windows is None:  # the graph is read into memory
-            seconds += sum(files.values()) / disk
+            total_s += sum(files.values()) / disk_rate
         for split in size.num_seeds:
             count = config.num_evaluations(split)
             if count == 0:
                 continue
-            seconds += count * self._pass_s(self.one_pass(split))
+            total_s += count * self._pass_s(self.one_pass(split))
             # From disk each split needs a pass of its own, which reads features once and the graph
             # once a hop: one for all evaluations if a spool keeps its batches, else one for each.
             if self.windows is not None:
                 passes = count if self.windows.spooling is None else 1
                 graph = len(config.fan_out(False)) * (files["colptr"] + files["row"])
-                seconds += passes * (files["x"] + graph) / disk
-        return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
+                total_s += passes * (files["x"] + graph) / disk_rate
+        return total_s + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
 
 def predict(
