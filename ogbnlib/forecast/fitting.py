@@ -43,14 +43,14 @@ def compared(most_bytes: int, least_bytes: int, limit_bytes: int) -> str:
     return TIGHT if least_bytes <= limit_bytes else WILL_NOT_FIT
 
 
-def spaced(value: object) -> str:
-    """A value as `--set` takes it: a tuple's items separated by blanks."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def assignments(changes: Changes) -> str:
-    """Changes as the command line takes them: `loading=store batch_size=64`."""
-    return shlex.join(f"{name}={spaced(value)}" for name, value in changes.items())
+    """Changes as `--set` takes them, a tuple's items separated by blanks: `loading=store
+    'num_neighbors=15 10'`."""
+    values = {
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in changes.items()
+    }
+    return shlex.join(f"{name}={value}" for name, value in values.items())
 
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
