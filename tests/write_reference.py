@@ -186,7 +186,7 @@ def _forecasts() -> dict[str, str]:
         "256 GB hold three stock loaders": f"they take {peak / GB:.0f} GB",
         "512 GB are enough with a worker": f"{others['worker'].peak_bytes / GB:.0f} GB",
         "a batch of 1024 x [15, 10] takes 80 to 105 MB": f"{batch_bytes / MB:.0f} MB",
-        "a batch takes 616 bytes a node": f"{batch_bytes / forecast.batch.num_nodes:.0f} bytes",
+        "a batch takes 616 bytes a node": f"{batch_bytes / forecast.train.batch.num_nodes:.0f} bytes",
         "sampling takes 30 GB": f"{step / GB:.2f} GB with the step",
         "the model takes 5 GB": f"{parts['model, gradients, Adam'] / GB:.4f} GB",
         "halving the batch saves 40 GB": f"{(peak - others['half'].peak_bytes) / GB:.2f} GB",

@@ -18,12 +18,15 @@ from .step_memory import is_measured
 
 
 def _kind_of(phase: str) -> str:
+    # One name for a run's phases and a forecast's: "train" for "train epoch 3", "eval valid" for
+    # "final valid", "build valid loader" for "build valid loader (eval)".
     if phase.startswith("train epoch"):
         return "train"
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
 def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
+    # from peaks in bytes by phase name, the highest of each kind
     return {
         kind: max(peak for name, peak in peaks.items() if _kind_of(name) == kind)
         for kind in map(_kind_of, peaks)
@@ -31,6 +34,7 @@ def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
 
 
 def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
+    # the phase of each kind that takes most
     return {
         kind: max(
             (phase for phase in forecast.phases if _kind_of(phase.name) == kind),
@@ -47,11 +51,12 @@ def _graph_of_run(
     `dataset` if that is gone. Raises `InputError` or `OSError` if no size is known."""
     try:
         graph = size_of(config.dataset)
-    except (InputError, OSError):
+    except (InputError, OSError):  # gone, moved or damaged
         if event is None:
             raise
         # the fields with which the event was written
         return GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]
+    # The propagated features exist by now. By sizes alone, a forecast makes them, as the run did.
     return graph.size if isinstance(graph, Store) and PROPAGATE in phases else graph
 
 
@@ -74,12 +79,10 @@ def audit(
         return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     peaks = _measured_by_kind(measured)
+    highest = max(measured.values(), default=None)
     return {
         "peak_phase": forecast.peak.name,
-        "peak_bytes": {
-            "predicted": forecast.peak_bytes,
-            "measured": max(measured.values(), default=None),
-        },
+        "peak_bytes": {"predicted": forecast.peak_bytes, "measured": highest},
         "phases": {
             kind: {
                 "predicted": phase.held_bytes,
@@ -91,18 +94,18 @@ def audit(
     }
 
 
-# In these phases only Python, torch and kernels are in memory.
+# In these phases only Python, torch and kernels are in memory; "" is the time between phases.
 _BEFORE_DATA = ("", "open", "compile kernels")
 
 
 def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tuple[Action, ...]:
     """The smallest changes that fit the limit that ended a run, and the smallest limit."""
     growth = record.growth
-    if growth and growth.verdict == "climbs":
+    if growth and growth.verdict == "climbs":  # no setting helps against a leak
         return (Action("find leak", {"slope_bytes": growth.slope_bytes}),)
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
-        if not is_measured(config, size):
+        if not is_measured(config, size):  # the user's own model, whose step is unknown here
             return (Action("try model", {"model": config.model}),)
         forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
         unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
@@ -113,19 +116,15 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tupl
         return (Action("name data", {"error": str(error)}),)
 
 
-def _last_phase(record: Record) -> str:
-    phase = record.phase or record.newest
-    return "" if phase is None else phase.name
-
-
 def _by_change(
     forecast: Forecast, size: GraphSize, unforeseen: int, limit_bytes: int
 ) -> list[Action]:
-    """The smallest changes that fit a limit."""
+    # One action for each of the two smallest changes that fit the limit.
     config = forecast.config
     actions = []
     for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]:
         arguments = {
+            # whether a resumed run may change all of these parameters
             "how": "go on" if all(map(Resume.of, changes)) else "start again",
             "changes": assignments(changes),
             "peak_bytes": changed.peak_bytes + unforeseen,
@@ -141,9 +140,9 @@ def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> i
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }
     measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
-    last = _kind_of(_last_phase(record))
-    measured[last] = max(measured.get(last, 0), limit_bytes)
+    last = record.phase or record.newest  # the phase of the kill: open, or the last that began
+    kind_of_kill = _kind_of(last.name) if last else ""
+    measured[kind_of_kill] = max(measured.get(kind_of_kill, 0), limit_bytes)
     # a phase without a forecast, such as a checkpoint, is compared with the peak of the whole run
-    return max(
-        0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
-    )
+    peak_bytes = forecast.peak_bytes
+    return max(0, *(peak - expected.get(kind, peak_bytes) for kind, peak in measured.items()))

@@ -24,6 +24,10 @@ def available_bytes() -> int:
     The ranks on a node share both equally. Their launcher's memory also counts against the limit.
     """
     ranks = local_ranks()
-    launcher = read_sums([os.getppid()], "status")[0] if ranks > 1 else 0
-    own_share = (usable_bytes(effective_limit()[0]) - (launcher or 0)) // ranks - own_memory()[0]
-    return max(0, min(own_share, usable_bytes(psutil.virtual_memory().available) // ranks))
+    launcher = None  # bytes; None also if its memory can't be read
+    if ranks > 1:
+        launcher = read_sums([os.getppid()], "status")[0]  # RssAnon
+    limit_bytes = usable_bytes(effective_limit()[0]) - (launcher or 0)
+    free_bytes = usable_bytes(psutil.virtual_memory().available)
+    # the limit counts what this process uses already, the host's free memory does not
+    return max(0, min(limit_bytes // ranks - own_memory()[0], free_bytes // ranks))

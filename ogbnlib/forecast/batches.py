@@ -6,7 +6,6 @@ nodes and edges. Those of an evaluation are batches of the run.
 
 import functools
 import math
-import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ from ..graph.store import GraphSize, Store, open_store
 # whichever is reached first; at least one group waits.
 QUEUE_BATCHES = 4
 QUEUE_BYTES = 256 * 2**20
-# drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux each time
+# Limits of a group, batches drawn together: 11 of [3, 2] x 128; above, malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
 # Most edges that the kernel draws at one hop: 0.7 s, or 50,000 random reads a second of a graph that
 # may not be in memory. A batch of [15, 10, 5] x 1024 with reverse edges has 0.7 million.
 _EDGES = 2**23
 _COLD_EDGES = 2**18
-_COLD_BYTES = 2**31
+_COLD_BYTES = 2**31  # a larger graph is cold: it may not be in memory
 # Batches drawn of a split, as many as have `_DRAWN_EDGES` together; of a cold graph one.
 _DRAWN_EDGES = 2**21
 _FEWEST = 2
@@ -46,8 +45,8 @@ class BatchShape:
     """Nodes discovered (seeds first) and edges sampled at each hop: expected values or those of a
     drawn batch."""
 
-    hop_nodes: tuple[int, ...]
-    hop_edges: tuple[int, ...]
+    hop_nodes: tuple[int, ...]  # seeds, then new nodes of each hop
+    hop_edges: tuple[int, ...]  # one number less
     is_extrapolated: bool = False  # from a part of the batch that was drawn
 
     @property
@@ -60,7 +59,6 @@ class BatchShape:
 
     @property
     def num_rows(self) -> int:
-        """Number of nodes and edges."""
         return self.num_nodes + self.num_edges
 
 
@@ -86,17 +84,18 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
     return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
 
 
-def queue(size_bytes: int) -> tuple[int, int]:
-    """Number of batches of `size_bytes` drawn together as a group, and of groups in a queue."""
-    together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, size_bytes)))
-    group_bytes = max(1, together * size_bytes)
-    return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // group_bytes))
+def queue(bytes_each: int) -> tuple[int, int]:
+    """Number of batches of `bytes_each` drawn together as a group, and of groups in a queue."""
+    bytes_each = max(1, bytes_each)
+    together = max(1, min(GROUP_BATCHES, GROUP_BYTES // bytes_each))
+    groups = min(QUEUE_BATCHES // together, QUEUE_BYTES // (together * bytes_each))
+    return together, max(1, groups)
 
 
-def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
-    """Number of waiting batches of `one_bytes`, at most `num_left`: in the queue, in the thread
-    that fills it, and in the group that the model has begun."""
-    together, groups = queue(one_bytes)
+def num_queued(bytes_each: int, num_left: int = 3 * GROUP_BATCHES) -> int:
+    """Most batches of `bytes_each` that wait while one is in use, if `num_left` are left: in the
+    queue, in the thread that fills it, and in the group of the batch in use."""
+    together, groups = queue(bytes_each)
     return min(together * (groups + 2) - 1, num_left)
 
 
@@ -104,15 +103,14 @@ def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
 class Draw:
     """The values that decide which batches are drawn from a store."""
 
-    num_seeds: int
-    num_neighbors: tuple[int, ...]
+    num_seeds: int  # of a batch
+    num_neighbors: tuple[int, ...]  # by hop; -1: all
     training: bool
     seed: int  # that of the run, with the one of the split's stream added
-    most_edges: int = 0  # at one hop; 0 for as many as take a fraction of a second
 
 
 class _Drawn(NamedTuple):
-    shapes: list[BatchShape]
+    shapes: list[BatchShape]  # of some batches, each as likely as any other
     heaviest: BatchShape | None  # where a hop takes all neighbors
     is_complete: bool  # whether all batches of a run were counted
 
@@ -124,7 +122,7 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     or ids of the store are out of range.
     """
     drawn = (
-        _of_split(store.path, store.crc32, nodes, draw)
+        _of_split(store.path, store.crc32, nodes, draw)  # cached for later forecasts
         if isinstance(nodes, str)
         else _of_nodes(store, nodes, draw)
     )
@@ -140,9 +138,9 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     largest = bound = BatchShape(most_nodes, most_edges)
     if drawn.heaviest is not None:
         if drawn.is_complete and not drawn.heaviest.is_extrapolated:
-            largest = bound = drawn.heaviest
+            largest = bound = drawn.heaviest  # no estimate: the run has this batch
         else:
-            largest = max(drawn.heaviest, largest, key=operator.attrgetter("num_rows"))
+            largest = max(drawn.heaviest, largest, key=lambda shape: shape.num_rows)
             degree = _highest_degree(store.path, store.crc32)
             bound = with_hub(largest, draw.num_neighbors, store, degree)
     is_extrapolated = any(one.is_extrapolated for one in (*drawn.shapes, largest))
@@ -153,11 +151,13 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
 def _mean_and_most(
     counts: list[tuple[int, ...]], limit: int, above: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    means = np.mean(counts, axis=0)
-    totals = np.sum(counts, axis=1)
-    spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
+    # From counts per hop of some batches: those of the mean batch, and of one that lies `above`
+    # standard deviations over it. The total of neither exceeds `limit`, the graph's.
+    means = np.mean(counts, axis=0)  # by hop
+    totals = np.sum(counts, axis=1)  # by batch
+    deviation = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
     total = max(1.0, float(np.mean(totals)))
-    most = means * min(1.0 + above * spread / total, limit / total)
+    most = means * min(1.0 + above * deviation / total, limit / total)
     return _rounded(means * min(1.0, limit / total)), _rounded(most)
 
 
@@ -170,21 +170,22 @@ def with_hub(
 ) -> BatchShape:
     """Add a node with `degree` neighbors to a batch, in the last hop that takes all neighbors."""
     hop = _last_full_hop(num_neighbors)
-    nodes = [*shape.hop_nodes]
+    nodes = [*shape.hop_nodes]  # nodes[hop + 1] are found by edges[hop]
     edges = [*shape.hop_edges]
+    # a batch has no more than the whole graph
     edges[hop] += max(0, min(degree, size.num_edges - shape.num_edges))
     nodes[hop + 1] += max(0, min(degree, size.num_nodes - shape.num_nodes))
     return BatchShape(tuple(nodes), tuple(edges))
 
 
 def _last_full_hop(num_neighbors: Sequence[int]) -> int:
-    return max(hop for hop, k in enumerate(num_neighbors) if k < 0)
+    return max(hop for hop, k in enumerate(num_neighbors) if k < 0)  # -1: all neighbors
 
 
 @functools.lru_cache(maxsize=64)
 def _highest_degree(path: Path, crc32: int) -> int:
-    highest = last = 0
-    for _, offsets in open_store(path).chunks("colptr"):
+    highest = last = 0  # `last`: the offset before a chunk
+    for _, offsets in open_store(path).chunks("colptr"):  # int64, of consecutive nodes
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
         last = int(offsets[-1])
     return highest
@@ -199,10 +200,11 @@ def _of_split(path: Path, crc32: int, split: str, draw: Draw) -> _Drawn | None:
 
 
 def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
-    shapes = list[BatchShape]()
+    shapes = list[BatchShape]()  # of batches from all over `ids`, the seeds of a pass
+    fewest = 1 if _is_cold(store) else _FEWEST
     for seeds in _spread(ids, draw):
-        read = sum(shape.num_edges for shape in shapes)
-        if len(shapes) >= (1 if _is_cold(store) else _FEWEST) and read > _DRAWN_EDGES:
+        num_edges = sum(shape.num_edges for shape in shapes)
+        if len(shapes) >= fewest and num_edges > _DRAWN_EDGES:
             break
         shape = _shape(store, draw, seeds)
         if shape is None:
@@ -212,17 +214,18 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
     is_complete = False
     if -1 in draw.num_neighbors:
         batches = _batches(ids, draw, _COUNTED_BATCHES)
-        counted = _count(store, draw, batches[:_FEWEST] if _is_cold(store) else batches)
-        numbers = np.argsort(counted, kind="stable")[::-1][:_HEAVIEST]
+        edges = _count(store, draw, batches[:_FEWEST] if _is_cold(store) else batches)
+        numbers = np.argsort(edges, kind="stable")[::-1][:_HEAVIEST]  # of those with most edges
         drawn = filter(None, [_shape(store, draw, batches[number]) for number in numbers])
-        heaviest = max(drawn, key=operator.attrgetter("num_rows"), default=None)
+        heaviest = max(drawn, key=lambda shape: shape.num_rows, default=None)
+        # the edges of all hops were counted, in all batches of the run: training draws others
         is_last_full = draw.num_neighbors[-1] < 0
-        is_complete = is_last_full and not draw.training and len(counted) == len(batches)
+        is_complete = is_last_full and not draw.training and len(edges) == len(batches)
     return _Drawn(shapes, heaviest, is_complete)
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
-    # the seeds of all batches, in training of `count` random ones; `choice` copies no ids
+    # seeds of all batches of an evaluation, or of `count` random ones; `choice` copies no ids
     size = draw.num_seeds
     if not draw.training:
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
@@ -231,6 +234,7 @@ def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
 
 
 def _spread(ids: Array, draw: Draw) -> list[Array]:
+    # Seeds of at most `_MOST` batches from all over the split, without a smaller last batch.
     whole = [seeds for seeds in _batches(ids, draw, _MOST) if len(seeds) == draw.num_seeds]
     count = min(_MOST, len(whole))
     return [whole[number * len(whole) // count] for number in range(count)]
@@ -243,9 +247,11 @@ def _is_cold(store: Store) -> bool:
 def _sample(
     store: Store, draw: Draw, seeds: Array, num_neighbors: Sequence[int]
 ) -> tuple[Array, BatchShape] | None:
+    # The nodes (global ids, hop by hop) and shape of one batch; None if a hop has too many edges.
     from ..graph.neighbors import DONE, TOO_MANY, bad_column, batch_key, sample_all
 
-    key = batch_key(np.uint64(draw.seed & (2**64 - 1)), 0, 0)  # of an evaluation
+    # epoch 0 and first position 0, as an evaluation has them; the kernel takes a seed as uint64
+    key = batch_key(np.uint64(draw.seed & (2**64 - 1)), 0, 0)
     status, culprit, nodes, _, hop_nodes, hop_edges = sample_all(
         np.asarray(store.colptr),
         np.asarray(store.row),
@@ -253,9 +259,9 @@ def _sample(
         len(seeds),
         np.array(num_neighbors, np.int64),
         np.array([key], np.uint64),
-        not draw.training,
-        0,
-        draw.most_edges or (_COLD_EDGES if _is_cold(store) else _EDGES),
+        not draw.training,  # an evaluation draws the same neighbors for a node at all hops
+        0,  # nodes expected: the kernel sizes its table by itself
+        _COLD_EDGES if _is_cold(store) else _EDGES,
     )
     if status == TOO_MANY:
         return None
@@ -271,13 +277,13 @@ def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
     sampled = _sample(store, draw, seeds, draw.num_neighbors)
     while sampled is None:
         count //= 2
-        if count < 2:
+        if count < 2:  # two sizes are needed to extrapolate
             return None
         sampled = _sample(store, draw, seeds[:count], draw.num_neighbors)
     if count == len(seeds):
         return sampled[1]
     fewer = _sample(store, draw, seeds[: count // 2], draw.num_neighbors)
-    assert fewer is not None
+    assert fewer is not None  # a part of a batch that could be drawn
     return _extrapolated(fewer[1], sampled[1], len(seeds))
 
 
@@ -285,14 +291,14 @@ def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
     """The edges of each batch, or of the first ones in bounded time, up to the last hop that takes
     all neighbors; of that hop only degrees are read."""
     counts = list[int]()
-    num_read = 0
+    num_read = 0  # edges, and offsets of nodes
+    fan_outs = draw.num_neighbors[: _last_full_hop(draw.num_neighbors)]  # of the hops before it
     for seeds in batches:
-        hops = draw.num_neighbors[: _last_full_hop(draw.num_neighbors)]
-        sampled = _sample(store, draw, seeds, hops)
+        sampled = _sample(store, draw, seeds, fan_outs)
         if sampled is None or num_read > _COUNTED_EDGES:
             break
         nodes, shape = sampled
-        frontier = nodes[len(nodes) - shape.hop_nodes[-1] :]
+        frontier = nodes[len(nodes) - shape.hop_nodes[-1] :]  # found last
         degrees = store.colptr[frontier + 1] - store.colptr[frontier]
         counts.append(shape.num_edges + int(degrees.sum()))
         num_read += shape.num_edges + len(frontier)
@@ -302,13 +308,14 @@ def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
 def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> BatchShape:
     # The number of nodes grows with a power of the number of seeds that falls as batches grow. The
     # power between the two drawn batches gives too many nodes rather than too few.
-    seeds = drawn.hop_nodes[0]
+    seeds = drawn.hop_nodes[0]  # twice those of `fewer`
     times = num_seeds / seeds
-    ratio = math.log(times) / math.log(seeds / fewer.hop_nodes[0])
+    ratio = math.log(times) / math.log(seeds / fewer.hop_nodes[0])  # doublings still to come
     nodes = [
         count * min(times, (count / max(1, low)) ** ratio)
         for low, count in zip(fewer.hop_nodes, drawn.hop_nodes, strict=True)
     ]
+    # each node keeps its number of edges; the nodes of the last hop have none
     frontiers = zip(drawn.hop_edges, nodes, drawn.hop_nodes, strict=False)
     edges = [count * grown / max(1, frontier) for count, grown, frontier in frontiers]
     return BatchShape(_rounded(nodes), _rounded(edges), is_extrapolated=True)

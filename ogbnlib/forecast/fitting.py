@@ -12,6 +12,7 @@ from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import GraphSize
 from .memory_parts import has_own_dtype, smaller_fan_outs
+from .pass_memory import READY
 from .run_forecast import Forecast, predict
 
 FITS = "FITS"
@@ -27,28 +28,33 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
     # largest batches their peak may exceed it.
     planned = forecast.limit_bytes
     is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
-    outcome = compared(forecast.least_bytes, forecast.margin_bytes, limit_bytes)
+    # Batches wait only for a model slower than the disk: with an empty queue a run needs less.
+    queue_bytes = max(phase.parts.get(READY, 0) for phase in forecast.phases)
+    most_bytes = forecast.least_bytes + forecast.margin_bytes
+    least_bytes = forecast.least_bytes - queue_bytes - forecast.margin_bytes
+    outcome = compared(most_bytes, least_bytes, limit_bytes)
     return TIGHT if outcome == FITS and is_over else outcome
 
 
-def compared(need_bytes: int, error_bytes: int, limit_bytes: int) -> str:
-    """The verdict on a need that is known up to an error."""
-    if need_bytes + error_bytes <= limit_bytes:
+def compared(most_bytes: int, least_bytes: int, limit_bytes: int) -> str:
+    """The verdict on a need between two bounds."""
+    if most_bytes <= limit_bytes:
         return FITS
-    return TIGHT if need_bytes - error_bytes <= limit_bytes else WILL_NOT_FIT
-
-
-def spaced(value: object) -> str:
-    """A value as `--set` takes it: a tuple's items separated by blanks."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return TIGHT if least_bytes <= limit_bytes else WILL_NOT_FIT
 
 
 def assignments(changes: Changes) -> str:
-    """Changes as the command line takes them: `loading=store batch_size=64`."""
-    return shlex.join(f"{name}={spaced(value)}" for name, value in changes.items())
+    """Changes as `--set` takes them, a tuple's items separated by blanks: `loading=store
+    'num_neighbors=15 10'`."""
+    values = {
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in changes.items()
+    }
+    return shlex.join(f"{name}={value}" for name, value in values.items())
 
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
+    # For each parameter that could change, its steps from the smallest change to the largest.
     eval_seeds = config.seeds_per_batch(training=False)
     knobs: list[list[Changes]] = [
         [{"loading": name} for name in config.policy.smaller],
@@ -63,6 +69,7 @@ def _knobs(config: TrainConfig) -> list[list[Changes]]:
 
 
 def _halves(count: int) -> list[int]:
+    # halved once, twice and so on, as long as 32 remain
     return [count >> times for times in range(1, count.bit_length() - 5)]
 
 
@@ -85,11 +92,12 @@ def changes_that_fit(
         return (changes, forecast) if is_fitting else None
 
     knobs = _knobs(config)
-    for count in range(1, len(knobs) + 1):
+    for count in range(1, len(knobs) + 1):  # of knobs turned together
         smallest = []
         for chosen in itertools.combinations(knobs, count):
             # If the largest changes together don't fit, no smaller ones do.
             if fitting([steps[-1] for steps in chosen]) is not None:
+                # the last knob turns first; the largest changes fit, so there is a result
                 tried = (fitting(steps) for steps in itertools.product(*chosen))
                 smallest.append(next(result for result in tried if result is not None))
         if smallest:
@@ -101,9 +109,9 @@ def smallest_limit(config: TrainConfig, size: GraphSize, unforeseen_bytes: int =
     """The smallest limit in bytes, within 1 %, that a configuration fits."""
     forecast = predict(config, size)
     limit = forecast.least_bytes + forecast.margin_bytes + unforeseen_bytes
-    # The windows of a store, and so its forecast, depend on the limit.
+    # The windows of a store, and so its forecast, depend on the limit: raise it until it fits.
     while True:
         forecast = predict(config, size, memory_limit_bytes=limit)
         if verdict(forecast, limit - unforeseen_bytes) == FITS:
             return limit
-        limit += max(MB, limit // 100)
+        limit += max(MB, limit // 100)  # by 1 %

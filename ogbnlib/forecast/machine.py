@@ -16,10 +16,9 @@ from ..io.blocks import BLOCK, block_buffer
 from ..launcher import job_cores
 from ..memory.cgroup import read_whole
 
-# Only for choosing windows and for times; measured on a 2-core machine with an NVMe-like disk.
-DISK_BYTES_PER_S = 1.2e9
-_READ_BYTES = 2**26
-_PROBE_S = 0.1
+DISK_BYTES_PER_S = 1.2e9  # for times only; measured on a 2-core machine with an NVMe-like disk
+_READ_BYTES = 2**26  # of a probe's read, 0.05 s
+_PROBE_S = 0.1  # CPU time of a probe of the processor
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,12 @@ REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, 150e9)
 
 
 def _product() -> float:
+    # Operations per second of one core in a float32 matrix product.
     # So small a product runs in one thread of OpenBLAS; a larger one counts threads that wait in a
     # loop. It reached 60 GFLOP/s here, where products of a hidden layer's size reach 57 to 75.
     a = np.ones((64, 64), np.float32)
     out = a @ a
+    # 64**3 multiplications and as many additions
     return 2 * 64**3 * _calls_per_s(lambda: np.matmul(a, a, out=out))
 
 
@@ -83,7 +84,7 @@ def _bf16_product(flops_per_s: float) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     a = torch.ones(512, 512, dtype=torch.bfloat16)
-    torch.mm(a, a)
+    torch.mm(a, a)  # the first call prepares the kernel
     calls_per_s = _calls_per_s(lambda: torch.mm(a, a))
     torch.set_num_threads(threads)
     return 2 * 512**3 * calls_per_s
@@ -92,10 +93,10 @@ def _bf16_product(flops_per_s: float) -> float:
 def _read(path: Path) -> float:
     """Bytes per second of a large read past the page cache; 0.0 for a small file."""
     pieces = path.stat().st_size // _READ_BYTES
-    if pieces < 8:
+    if pieces < 8:  # below 512 MB: too small to time
         return 0.0
-    buffer = block_buffer(_READ_BYTES)
-    buffer[::BLOCK] = bytes(_READ_BYTES // BLOCK)  # else page faults count
+    buffer = block_buffer(_READ_BYTES)  # aligned, as O_DIRECT asks
+    buffer[::BLOCK] = bytes(_READ_BYTES // BLOCK)  # touches each page: else page faults count
     with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file:
         begin = time.perf_counter()
         num_bytes = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
@@ -104,9 +105,9 @@ def _read(path: Path) -> float:
 
 def probe(size: GraphSize | None = None) -> Machine:
     """Measure this machine's processor, and its disk by a read of a store's features, if large."""
-    disk = 0.0
+    disk = 0.0  # unknown
     if isinstance(size, Store):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a file system without O_DIRECT
             disk = _read(size.file_path("x"))
     flops_per_s = _product()
     bf16_flops_per_s = _bf16_product(flops_per_s)

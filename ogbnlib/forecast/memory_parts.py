@@ -23,7 +23,7 @@ from .batches import BatchShape
 
 
 def _torch_is_for_gpus() -> bool:
-    torch = importlib.util.find_spec("torch")
+    torch = importlib.util.find_spec("torch")  # its files, as an import takes seconds
     folders = torch.submodule_search_locations if torch else None
     libraries = ("lib/libtorch_cuda.so", "lib/libtorch_hip.so")
     return any(Path(folder, name).exists() for folder in folders or () for name in libraries)
@@ -42,19 +42,17 @@ PREFETCH_FACTOR = 2  # DataLoader's default: batches that each worker has ready 
 # and of real ones. With reverse edges the nodes of [3, 2] x 128, [15, 10] x 512 and
 # [15, 10, 5] x 1024 are within 8 %. [10, 10, 10] x 1024 has 692,000 nodes in the real papers100M,
 # where the example of DGL's GraphBolt reports 669,000.
-_DIRECTED_SIGMA = 1.4
-_BOTH_SIGMA = 0.93
+# The second value, for bounds of memory, is that of graphs with more even degrees.
+_DIRECTED_SIGMAS = (1.4, 0.92)
+_BOTH_SIGMAS = (0.93, 0.8)
 # Number of nodes in the labelled nodes' field of research: 2.5 M in a generated graph of any scale
 # that has more, 1.6 times its labelled nodes at full size.
 _FIELD_NODES = 2.5e6
 _FIELD_LABELLED = 1.6
-_LOYALTY = 0.95
+_LOYALTY = 0.95  # share of the edges that stay in their field
 # In the field and outside: the share of nodes that are visited, and the sigma of their visits.
 _VISITS_DIRECTED = ((0.72, 0.85), (0.5, 0.55))
 _VISITS_BOTH = ((1.0, 0.75), (1.0, 1.0))
-# Sigmas of graphs with more even degrees, for the memory of a batch, which those above would make
-# too small.
-_EVEN_SIGMAS = (0.92, 0.8)
 
 
 def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
@@ -74,21 +72,17 @@ def trained_edges(size: GraphSize, undirected: bool | None) -> int:
 
 @functools.cache
 def _degree_quantiles(sigma: float) -> tuple[float, ...]:
+    # Degrees relative to the mean, of 64 equally large groups of nodes, ascending.
     values = np.exp([statistics.NormalDist(0, sigma).inv_cdf((i + 0.5) / 64) for i in range(64)])
     return tuple((values / values.mean()).tolist())
 
 
-def _spread(size: GraphSize, undirected: bool | None, even: bool) -> float:
-    if even:
-        return _EVEN_SIGMAS[bool(undirected or size.undirected)]
-    return _BOTH_SIGMA if undirected or size.undirected else _DIRECTED_SIGMA
-
-
 def _hit_weights(size: GraphSize, undirected: bool | None, even: bool = True) -> tuple[float, ...]:
+    # How often an edge leads to a node of each of 64 equally large groups, relative to the mean.
     if undirected or size.undirected:  # in proportion to degrees
-        return _degree_quantiles(_spread(size, undirected, even))
-    # In a directed citation graph, edges lead to 0.4 of the nodes, as few papers cite back into the
-    # recent ones that many seeds share.
+        return _degree_quantiles(_BOTH_SIGMAS[even])
+    # In a directed citation graph, edges lead to 0.4 of the nodes (26 of 64 groups), as few papers
+    # cite back into the recent ones that many seeds share.
     return (64 / 26,) * 26 + (0.0,) * 38
 
 
@@ -96,11 +90,13 @@ def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> fl
     """Expected number of distinct nodes that `draws` edges lead to: on the high side, for bounds of
     memory."""
     weights = _hit_weights(size, undirected)
+    # of each group, the share of nodes that no edge leads to (Poisson)
     missed = [math.exp(-weight * draws / size.num_nodes) for weight in weights]
     return size.num_nodes * (1 - sum(missed) / len(missed))
 
 
 def _field_nodes(size: GraphSize) -> float:
+    # number of nodes in the field of the labelled ones
     return min(size.num_nodes, max(_FIELD_NODES, _FIELD_LABELLED * sum(size.num_seeds.values())))
 
 
@@ -115,11 +111,11 @@ def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tup
     0.02 to 0.08 within 5 %, with reverse edges those of scale 0.02 to 1 within 8 % (18 % for an
     epoch at full size).
     """
-    both = bool(undirected or size.undirected)
     field = _field_nodes(size)
     hop_nodes = np.array(batch.hop_nodes, float)
-    in_field = float(hop_nodes @ _LOYALTY ** np.arange(len(hop_nodes)) / max(1, batch.num_nodes))
-    spreads = _VISITS_BOTH if both else _VISITS_DIRECTED
+    stay = _LOYALTY ** np.arange(len(hop_nodes))  # probability, by hop
+    in_field = float(hop_nodes @ stay / max(1, batch.num_nodes))  # share of the batch's nodes
+    spreads = _VISITS_BOTH if undirected or size.undirected else _VISITS_DIRECTED
     if field == size.num_nodes:
         return _group(field, 1.0, *spreads[0])
     inside = _group(field, in_field, *spreads[0])
@@ -128,6 +124,7 @@ def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tup
 
 
 def _group(nodes: float, share: float, visited_share: float, sigma: float) -> tuple[Array, Array]:
+    # as `_visited`, for nodes that get `share` of all visits; `visited_share` of them get any
     visited = visited_share * nodes
     visits = np.multiply(_degree_quantiles(sigma), share / visited)
     return np.full(64, visited / 64), visits
@@ -138,7 +135,8 @@ def shared_nodes(
 ) -> float:
     """Expected number of distinct nodes in several batches."""
     nodes, shares = _visited(size, undirected, batch)
-    return float(nodes @ -np.expm1(-num_batches * batch.num_nodes * shares))
+    visits = num_batches * batch.num_nodes * shares  # expected, of one node in each group
+    return float(nodes @ -np.expm1(-visits))  # a node is visited with probability 1 - exp(-visits)
 
 
 def rows_left(
@@ -147,7 +145,8 @@ def rows_left(
     """The share of rows that windows still need if the rows of some nodes stay in memory.
 
     A window has `num_batches` batches. The nodes that stay are those in the largest number of the
-    `num_windows` windows. Returns numbers of such nodes, rising from 0, and the share for each.
+    `num_windows` windows. Returns numbers of such nodes, rising from 0, and the share for each;
+    float64 [num_windows + 1].
     """
     nodes, shares = _visited(size, undirected, batch)
     visits = num_batches * batch.num_nodes
@@ -160,7 +159,7 @@ def rows_left(
     chances = np.exp(counts[:, None] * np.log(expected) - expected - log_factorials)
     chances[-1] = -np.expm1(-expected) - chances[:-1].sum(0)  # includes higher counts
     with_count = (chances @ nodes)[::-1]  # number of nodes, those in most windows first
-    rows = with_count * counts[::-1]
+    rows = with_count * counts[::-1]  # of all windows, for these nodes
     share_left = 1 - np.cumsum(rows) / rows.sum()
     return np.append(0.0, np.cumsum(with_count)), np.append(1.0, share_left)
 
@@ -184,24 +183,23 @@ def expected_batch(
     # Each of 64 parts of the nodes is counted by itself: arrays [64]. With reverse edges a node is
     # hit in proportion to its degree, so the weights are relative degrees, too.
     weights = np.array(_hit_weights(size, undirected, even))
-    spread = _spread(size, undirected, even)
     mean_degree = trained_edges(size, undirected) / size.num_nodes
     # With reverse edges most of a batch is in the field of its seeds.
     both = undirected or size.undirected
     num_nodes = _field_nodes(size) if both and not even else size.num_nodes
     seeds = min(num_seeds, num_nodes)
-    frontier = np.full(64, seeds / 64)
+    frontier = np.full(64, seeds / 64)  # nodes found in the last hop
     unseen = num_nodes / 64 - frontier
-    nodes = [float(seeds)]
+    nodes = [float(seeds)]  # by hop, like `edges`
     edges: list[float] = []
     for k in num_neighbors:
         # With reverse edges a neighbor has more neighbors than a seed: the second moment of degrees
         # decides.
         if both:
-            degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)
+            degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)  # -1: all
             edges.append(float(frontier @ degrees))
         else:
-            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, spread))
+            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, _DIRECTED_SIGMAS[even]))
         # a node is hit at least once with probability 1 - exp(-hits expected)
         frontier = unseen * -np.expm1(-edges[-1] / num_nodes * weights)
         unseen = unseen - frontier
@@ -212,8 +210,9 @@ def expected_batch(
 def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
     """The config's fan-outs halved once, twice and so on, down to 2; -1 (all neighbors) becomes 15."""
     smaller: list[tuple[int, ...]] = []
-    fan_outs = config.fan_out(training=True)
+    fan_outs = config.fan_out(training=True)  # () for propagated features
     while any(k < 0 or k > 2 for k in fan_outs):
+        # a half is rounded up; k = 1 stays
         fan_outs = tuple(15 if k < 0 else min(k, max(2, -(-k // 2))) for k in fan_outs)
         smaller.append(fan_outs)
     return smaller
@@ -240,7 +239,7 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
 
 
 def label_itemsize(num_classes: int) -> int:
-    return np.dtype(label_dtype(num_classes)).itemsize
+    return np.dtype(label_dtype(num_classes)).itemsize  # int16, int64 beyond 32,767 classes
 
 
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:

@@ -19,14 +19,13 @@ STEP = "step: activations and sampling"
 READY = "batches ready"
 WAITING = "workers' batches (shared memory)"
 WORKERS = "workers"
-# The share by which batches may be larger than forecast, by their source; twice that if a hop takes
-# all neighbors.
+# Share by which batches may be larger, by `Batches.source`; twice that if a hop takes all neighbors
 UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 
 def read_bytes(available_bytes: int) -> int:
     """Bytes of one read; the three buffers of a pass may not outweigh a small window."""
-    return min(CHUNK_BYTES, max(2**18, available_bytes // 64))  # smaller reads are slow
+    return min(CHUNK_BYTES, max(2**18, available_bytes // 64))  # reads below 256 kB are slow
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ class Windows:
     """The way in which a loader reads its store."""
 
     window_batches: int | None  # None where batches are drawn through the page cache
-    window_bytes: int
-    available_bytes: int
-    num_windows: int = 0
+    window_bytes: int  # of one window
+    available_bytes: int  # memory for the loader, page cache included
+    num_windows: int = 0  # in a pass over the loader
     moved_bytes: int = 0  # between memory and disk, in a pass over the loader
     first_bytes: int = 0  # moved before the first window is ready
     spooling: Spooling | None = None
@@ -101,17 +100,18 @@ class Pass:
         a store, they are expected from mean degrees."""
         num_ids = size.num_seeds[split] if ids is None else len(ids)
         seeds = min(config.seeds_per_batch(training), num_ids)
-        fan_out = config.fan_out(training)
+        fan_out = config.fan_out(training)  # () for propagated features
         batches = None
         if isinstance(size, Store) and seeds and fan_out:
-            count = -(-num_ids // seeds) * (max(1, config.epochs) if training else 1)
+            passes = max(1, config.epochs) if training else 1  # evaluations repeat their batches
             draw = Draw(seeds, fan_out, training, config.seed + SPLITS.index(split))
-            batches = draw_batches(size, split if ids is None else ids, draw, count)
-        if batches is None:
+            num_batches = passes * -(-num_ids // seeds)
+            batches = draw_batches(size, split if ids is None else ids, draw, num_batches)
+        if batches is None:  # no store, or one whose batches can't be drawn
             shape = size, config.undirected, seeds, fan_out
             mean = sizes.expected_batch(*shape)
             largest = bound = sizes.expected_batch(*shape, even=True)
-            if -1 in fan_out:
+            if -1 in fan_out:  # a node that has all edges may come
                 bound = with_hub(largest, fan_out, size, size.num_edges)
             # without neighbors, batches are as large as their seeds
             batches = Batches(mean, largest, "degrees" if fan_out else "drawn", bound)
@@ -133,15 +133,15 @@ class Pass:
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
 
     def computation(self, batch: BatchShape, on_gpu: bool = False) -> Step:
-        """The computation on one of its batches."""
         widths = self.size.num_features, self.size.num_classes
         return Step(self.config, batch, *widths, self.training, on_gpu)
 
     def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
+        # Bytes of the largest batch, of a float32 copy of its float16 x, and of its activations.
         largest = self.batches.largest
         widened = 0
         step = self.computation(largest, on_gpu)
-        if self.itemsize == 2 and not step.fuses:
+        if self.itemsize == 2 and not step.fuses:  # a fused step reads float16 in place
             widened = 4 * largest.num_nodes * self.size.num_features
         return self._batch_bytes(largest), widened, step.activation_bytes
 
@@ -182,22 +182,22 @@ class Pass:
         if -1 in self.config.fan_out(self.training):
             share *= 2
         unsure = share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, WAITING, WORKERS))
+        # the same pass, in which a node of the highest degree comes into the largest batch
         bound = replace(self, batches=replace(self.batches, largest=self.batches.bound))
         return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
 
     def prefetched(self) -> dict[str, int]:
         """Memory of a step and of the batches that a store's loader has ready, without windows."""
+        # one batch of the pass is in use, and the queue never has batches of the next pass
         ready = num_queued(self._batch_bytes(self.batch), max(0, self.num_batches - 1))
         return {READY: self._ready_bytes(ready), **self.step()}
 
     def _batch_bytes(self, batch: BatchShape) -> int:
-        # int8 is decoded to float32 when a batch is put together
-        return batch_bytes(
-            batch, self.size.num_features, 4 if self.itemsize == 1 else self.itemsize
-        )
+        itemsize = 4 if self.itemsize == 1 else self.itemsize  # int8 is decoded to float32
+        return batch_bytes(batch, self.size.num_features, itemsize)
 
     def _ready_bytes(self, count: int) -> int:
         """Bytes of `count` waiting batches, one of them the largest: of a few batches with hubs,
         many times as large as others, one may wait while another is in use."""
-        mean = self._batch_bytes(self.batch)
+        mean = self._batch_bytes(self.batch)  # also of the waiting batches but one
         return max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)

@@ -12,16 +12,7 @@ from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import size_of
-from .fitting import (
-    FITS,
-    Changes,
-    assignments,
-    changes_that_fit,
-    compared,
-    smallest_limit,
-    spaced,
-    verdict,
-)
+from .fitting import FITS, Changes, assignments, changes_that_fit, compared, smallest_limit, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
 from .run_forecast import Forecast, margin_bytes, predict
@@ -30,7 +21,7 @@ from .step_memory import is_measured, try_model
 if TYPE_CHECKING:
     import pandas as pd
 
-# Why sizes are uncertain, by the source of the batches.
+# Why sizes are uncertain, by `Batches.source`.
 _UNCERTAIN = {
     "degrees": "no batch was drawn, as there is no store here; sizes follow from mean degrees",
     "extrapolated": "a whole batch is too large to be drawn here; its size is extrapolated from a part of it",
@@ -46,6 +37,7 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
+_CONTEXT_BYTES = 600 * MB  # at most, of a GPU: CUDA itself, beside what torch allocates
 # Disk for the spool (windows kept on disk), of one size so that figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
@@ -57,8 +49,8 @@ class Advice:
 
     forecast: Forecast
     limit_bytes: int | None
-    # changes that fit, each with its own forecast
-    alternatives: Sequence[tuple[Changes, Forecast]] = ()
+    alternatives: Sequence[tuple[Changes, Forecast]] = ()  # changes that fit, and their forecasts
+    card_bytes: int | None = None  # what torch may allocate on the GPU; None if it is not known
 
     @property
     def verdict(self) -> str | None:
@@ -67,12 +59,12 @@ class Advice:
 
     @property
     def gpu_verdict(self) -> str | None:
-        """The verdict on a step under `max_cuda_memory`, the size of a card; None without it."""
-        card_bytes = self.forecast.config.max_cuda_memory
+        """The verdict on the largest step on a GPU of known size, else None."""
         step_bytes = sum(self.forecast.gpu.values())
-        if card_bytes is None:
+        error_bytes = margin_bytes(step_bytes)
+        if self.card_bytes is None:
             return None
-        return compared(step_bytes, margin_bytes(step_bytes), card_bytes)
+        return compared(step_bytes + error_bytes, step_bytes - error_bytes, self.card_bytes)
 
     @property
     def in_short(self) -> str:
@@ -80,7 +72,7 @@ class Advice:
         need = self.forecast.peak_bytes
         if self.forecast.config.policy.reads_disk:
             need = self.limit_bytes or need
-        digits = 1 if need < 10 * GB else None
+        digits = 1 if need < 10 * GB else None  # "4.3 GB", "43 GB"
         return f"{round(need / GB, digits):g} GB, {self.verdict or 'no limit'}"
 
     @property
@@ -123,14 +115,15 @@ class Advice:
         }
 
 
-# The sections of a printed plan.
+# The sections of a printed plan, as lines.
 
 
 def _heading(advice: Advice) -> Iterator[str]:
     config = advice.forecast.config
     size = advice.forecast.size
     fan_out = config.fan_out(training=True)
-    batches = f"[{spaced(fan_out)}]" if fan_out else f"{config.hops} hops ({config.norm})"
+    neighbors = " ".join(map(str, fan_out))
+    batches = f"[{neighbors}]" if fan_out else f"{config.hops} hops ({config.norm})"
     both_ways = " (and their reverse)" if config.undirected and not size.undirected else ""
     yield (
         f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges{both_ways}; "
@@ -143,7 +136,7 @@ def _heading(advice: Advice) -> Iterator[str]:
 def _phases(advice: Advice) -> Iterator[str]:
     yield f"{'phase':<30} {'memory in use':>13}  largest parts"
     for phase in advice.forecast.phases:
-        largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
+        largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:3]  # (name, bytes)
         parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in largest)
         mark = " <- peak" if phase is advice.forecast.peak else ""
         yield f"{phase.name:<30} {format_bytes(phase.held_bytes):>13}  {parts}{mark}"
@@ -174,13 +167,17 @@ def _training(advice: Advice) -> Iterator[str]:
         moved = format_bytes(forecast.windows.moved_bytes)
         moving = f" and moves {moved} from and to disk"
     yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
+    on_card = ""
+    if advice.card_bytes is not None:
+        on_card = f"; under {format_bytes(advice.card_bytes)}: {advice.gpu_verdict}"
+    elif forecast.config.device == "cuda":
+        on_card = "; no GPU is visible here: max_cuda_memory, its size, adds a verdict"
     step = format_bytes(sum(forecast.gpu.values()))
-    under = f"; under max_cuda_memory: {advice.gpu_verdict}" if advice.gpu_verdict else ""
-    yield f"a step on a GPU: {step} allocated, beside the CUDA context{under}"
+    yield f"a step on a GPU: {step} allocated, beside the CUDA context{on_card}"
 
 
 def _verdict(advice: Advice) -> Iterator[str]:
-    if advice.limit_bytes is None:
+    if advice.limit_bytes is None:  # nothing to compare with
         return
     config = advice.forecast.config
     size = advice.forecast.size
@@ -195,7 +192,7 @@ def _verdict(advice: Advice) -> Iterator[str]:
     for changes, changed in advice.alternatives:
         yield f"  {assignments(changes)}: peak {format_bytes(changed.peak_bytes)}"
     forecast = predict(config, size, is_sorted=True)
-    if forecast.peak_bytes < advice.forecast.peak_bytes:
+    if forecast.peak_bytes < advice.forecast.peak_bytes:  # for eager and lazy
         yield (
             "in your own loop over store.to_data(), with is_sorted=True in each NeighborLoader: "
             f"{replace(advice, forecast=forecast).in_short}"
@@ -214,6 +211,7 @@ def plan(
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
     Args:
+        config: With `max_cuda_memory`, or device="cuda" beside a GPU, a step has a verdict, too.
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: The data set's size, if known; else that of a known OGB name or in a folder's headers.
         machine: The machine for times; `machine.probe` measures the one that it runs on.
@@ -230,7 +228,18 @@ def plan(
     alternatives: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
         alternatives = changes_that_fit(config, size, limit_bytes)
-    return Advice(forecast, limit_bytes, alternatives)
+    return Advice(forecast, limit_bytes, alternatives, _card_bytes(config))
+
+
+def _card_bytes(config: TrainConfig) -> int | None:
+    if config.max_cuda_memory is not None or config.device != "cuda":
+        return config.max_cuda_memory
+    import torch
+
+    if not torch.cuda.is_available():  # a login node
+        return None
+    # not `mem_get_info`, whose CUDA context would stay on the GPU beside the run's
+    return torch.cuda.get_device_properties(0).total_memory - _CONTEXT_BYTES
 
 
 @clear_errors()
@@ -253,6 +262,7 @@ def ladder(dataset: str = "ogbn-papers100M", **settings: object) -> pd.DataFrame
 
 
 def _best(configs: Sequence[TrainConfig], limit_bytes: int) -> dict[str, object]:
+    # A row of the ladder: the first of `configs`, the most capable one, that fits.
     for config in configs:
         best = predict(config, memory_limit_bytes=limit_bytes)
         if verdict(best, limit_bytes) == FITS:
@@ -261,11 +271,10 @@ def _best(configs: Sequence[TrainConfig], limit_bytes: int) -> dict[str, object]
                 "loading": config.loading,
                 "features": {1: "int8", 2: "float16", 4: "float32"}[itemsize],
                 "batch_size": config.batch_size,
-                "num_neighbors": spaced(config.num_neighbors),
+                "num_neighbors": " ".join(map(str, config.num_neighbors)),
                 "hidden": config.hidden_channels,
                 "peak GB": round(best.peak_bytes / GB, 1),
-                "epoch min": float(f"{best.epoch_s / 60:.3g}"),
+                "epoch min": float(f"{best.epoch_s / 60:.3g}"),  # three digits
             }
-    blank = ("features", "batch_size", "num_neighbors", "hidden")
-    figures = ("peak GB", "epoch min")
-    return {"loading": "nothing fits", **dict.fromkeys((*blank, *figures), "")}
+    blank = ("features", "batch_size", "num_neighbors", "hidden", "peak GB", "epoch min")
+    return {"loading": "nothing fits", **dict.fromkeys(blank, "")}

@@ -12,7 +12,6 @@ from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import POLICIES
 from ..sources.resolve import check_trainable, size_of
-from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
 from .pass_memory import MODEL, Pass, Windows
@@ -72,11 +71,7 @@ class Ledger:
     """The phases and parts of a run's memory, as its loading policy writes them down."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        size: GraphSize,
-        limit_bytes: int | None,
-        is_sorted: bool = False,
+        self, config: TrainConfig, size: GraphSize, limit_bytes: int | None, is_sorted: bool = False
     ):
         self.config = config
         self.limit_bytes = limit_bytes
@@ -103,7 +98,7 @@ class Ledger:
         self.phases.append(PhaseForecast(name, {**self.held, **passing}, unsure_bytes))
 
     def pass_phase(self, name: str, loader_pass: Pass, idle_loaders: int) -> None:
-        """Add the phase of a pass whose batches are made by workers or by the process itself."""
+        """Add the phase of a pass, with the persistent workers of `idle_loaders` other loaders."""
         passing = loader_pass.step() | loader_pass.workers(idle_loaders)
         self.phase(name, passing, loader_pass.unsure_bytes(passing))
 
@@ -139,23 +134,18 @@ class Forecast(Ledger):
     ):
         super().__init__(config, size, limit_bytes, is_sorted)
         self.machine = machine  # for times
-        POLICIES[config.loading].load().phases(self)
-        self.train = self.one_pass("train", training=True)
-        splits = {split for splits in self.evaluations().values() for split in splits}
-        steps = [one.on_gpu() for one in (self.train, *map(self.one_pass, splits))]
+        POLICIES[config.loading].load().phases(self)  # writes phases, windows, `least_bytes`
+        self.train = self.one_pass("train", training=True)  # of one epoch
+        evaluated = {split for splits in self.evaluations().values() for split in splits}
+        steps = [each.on_gpu() for each in (self.train, *map(self.one_pass, evaluated))]
         # the largest step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
         self.gpu: Mapping[str, int] = max(steps, key=lambda parts: sum(parts.values()))
-        self.least_bytes = self.least_bytes or self.peak_bytes
-
-    @property
-    def batch(self) -> BatchShape:
-        """The mean training batch."""
-        return self.train.batch
+        self.least_bytes = self.least_bytes or self.peak_bytes  # 0: the policy wrote none
 
     @property
     def num_threads(self) -> int:
         # one number for the whole run, by the training step, as the trainer chooses it
-        return self.train.computation(self.batch).threads(self.machine.cores)
+        return self.train.computation(self.train.batch).threads(self.machine.cores)
 
     @property
     def margin_bytes(self) -> int:
@@ -169,47 +159,47 @@ class Forecast(Ledger):
         train_s = self._pass_s(self.train)
         if self.windows is None:
             return train_s
+        # to prepare the windows of an epoch
         read_s = self.windows.moved_bytes / (_PASS_SHARE * self.machine.disk_bytes_per_s)
-        read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.batch.num_nodes
+        read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.train.batch.num_nodes
         # Training begins once the first window is there. Up to half of the training is done while
         # the others are read.
         first_share = self.windows.first_bytes / self.windows.moved_bytes
-        first_s = read_s * first_share / max(1, self.config.epochs)
+        first_s = read_s * first_share / max(1, self.config.epochs)  # it waits once in a run
         return first_s + max(train_s, read_s - first_s + train_s / 2)
 
     def _pass_s(self, loader_pass: Pass) -> float:
+        # Seconds of a pass whose batches come from memory.
         # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
         # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
         batch_s = 0.7e-3 + 0.3e-6 * loader_pass.batch.num_nodes
-        batch_s += loader_pass.computation(loader_pass.batch).seconds(
-            self.machine, self.num_threads
-        )
-        return loader_pass.num_batches * batch_s
+        step = loader_pass.computation(loader_pass.batch)
+        return loader_pass.num_batches * (batch_s + step.seconds(self.machine, self.num_threads))
 
     @property
     def run_s(self) -> float:
         """Seconds of the whole run on `machine`: loading or propagating, epochs and evaluations."""
         config = self.config
         size = self.size
-        disk = self.machine.disk_bytes_per_s
-        files = store_bytes(config, size)
-        seconds = config.epochs * self.epoch_s
+        disk_rate = self.machine.disk_bytes_per_s
+        files = store_bytes(config, size)  # bytes by array: colptr, row, x
+        total_s = config.epochs * self.epoch_s
         if self.propagation is not None:
-            seconds += 60 * self.propagation.minutes
-        elif size.hops is None and self.windows is None:
-            seconds += sum(files.values()) / disk
+            total_s += 60 * self.propagation.minutes
+        elif size.hops is None and self.windows is None:  # the graph is read into memory
+            total_s += sum(files.values()) / disk_rate
         for split in size.num_seeds:
             count = config.num_evaluations(split)
             if count == 0:
                 continue
-            seconds += count * self._pass_s(self.one_pass(split))
+            total_s += count * self._pass_s(self.one_pass(split))
             # From disk each split needs a pass of its own, which reads features once and the graph
             # once a hop: one for all evaluations if a spool keeps its batches, else one for each.
             if self.windows is not None:
                 passes = count if self.windows.spooling is None else 1
                 graph = len(config.fan_out(False)) * (files["colptr"] + files["row"])
-                seconds += passes * (files["x"] + graph) / disk
-        return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
+                total_s += passes * (files["x"] + graph) / disk_rate
+        return total_s + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
 
 def predict(
@@ -222,15 +212,9 @@ def predict(
 ) -> Forecast:
     """Forecast a run's memory and time, see `planner.plan`.
 
-    `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
-    expected batches. `is_sorted` is that of `planner.plan`.
+    `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`, else expected.
     """
     size = size or size_of(config.dataset)
     check_trainable(size, config)
-    return Forecast(
-        config.without_empty_splits(size.num_seeds),
-        size,
-        memory_limit_bytes,
-        machine,
-        is_sorted,
-    )
+    config = config.without_empty_splits(size.num_seeds)
+    return Forecast(config, size, memory_limit_bytes, machine, is_sorted)

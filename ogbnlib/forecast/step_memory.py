@@ -27,8 +27,7 @@ from .memory_parts import expected_batch, hop_size
 
 
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
-    """The registered model whose formulas are used; for the user's own model "sage", or "sign" on
-    propagated features."""
+    # The user's own model has those of "sage", or of "sign" on propagated features.
     return MODELS[config.model if config.model in MODELS else config.policy.formula].load()
 
 
@@ -37,9 +36,9 @@ class _Trial:
     """Measured steps of the user's own model: peaks as the bytes that do not depend on the batch,
     and the bytes per node or edge."""
 
-    num_neighbors: tuple[int, ...]
-    state_bytes: int
-    training: tuple[float, float]
+    num_neighbors: tuple[int, ...]  # of the measured batches
+    state_bytes: int  # weights, buffers, gradients and the optimizer's moments
+    training: tuple[float, float]  # fixed bytes, and bytes per node or edge
     evaluation: tuple[float, float]
     flops_per_row: float  # operations of products that take as long as a node or edge of a step
 
@@ -50,18 +49,21 @@ _OF_STEP = {"model", "model_args", "hidden_channels", "dropout", "precision"}
 
 
 def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
-    file = home(config.model.rpartition(":")[0])
+    # A text that differs if steps differ: by parameters, sizes, or an edit of the model's file.
+    file = home(config.model.rpartition(":")[0])  # of "my_model.py:Net"
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     values = config.model_dump(mode="json", include=_OF_STEP)
+    # accumulated gradients stay in memory from the second batch on
     depth = config.policy.formula, config.depth, min(2, config.accumulate)
     return json.dumps([values, depth, num_features, num_classes, stamp])
 
 
 def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial | None:
+    # The trial of the user's own model, from this process or its parent; None if there is none.
     if config.model in MODELS:
         return None
     key = _trial_key(config, num_features, num_classes)
-    measured = json.loads(os.environ.get(STEP_VARIABLE, "{}"))
+    measured = json.loads(os.environ.get(STEP_VARIABLE, "{}"))  # set by the parent
     if key not in _trials and measured.get("key") == key:
         _trials[key] = _Trial(**measured["trial"])
     return _trials.get(key)
@@ -69,7 +71,7 @@ def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial |
 
 def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
-    size = hop_size(size, config)
+    size = hop_size(size, config)  # the width of propagated features, if it trains on them
     trial = _trial(config, size.num_features, size.num_classes)
     if trial is None:
         return config.model in MODELS
@@ -101,10 +103,6 @@ class Step:
     on_gpu: bool = False
 
     @property
-    def _trial(self) -> _Trial | None:
-        return _trial(self.config, self.num_features, self.num_classes)
-
-    @property
     def fuses(self) -> bool:
         """Whether `training.fused_sage`, which reads float16 features in place, trains it."""
         is_own = self.config.model not in MODELS
@@ -120,10 +118,11 @@ class Step:
         is_own = config.model not in MODELS
         depth = config.depth
         sizes = depth, self.num_features, config.hidden_channels, self.num_classes
-        widths = _formulas_of(config).widths(*sizes)
+        widths = _formulas_of(config).widths(*sizes)  # (inputs, outputs) of each layer
         layers = []
         for i, (inputs, outputs) in enumerate(widths):
-            # batches of propagated features have no hops; their models may have more layers
+            # Hops whose nodes the layer writes. Batches of propagated features have none, and their
+            # models may have more layers: at least the seeds.
             reach = depth + 1 if is_own else max(1, depth - i)
             layers.append(
                 Layer(
@@ -147,13 +146,13 @@ class Step:
     @property
     def flops(self) -> int:
         """Floating-point operations of the matrix products."""
-        # The backward pass takes twice as many as the forward pass, in the first layer as many, as
-        # x needs no gradient.
+        # The backward pass takes twice as many as the forward pass, for gradients of inputs and of
+        # weights; in the first layer as many, as x needs no gradient.
         model = _formulas_of(self.config)
         flops = 0
         for layer in self.layers:
             rows = layer.sources if model.transforms_sources else layer.targets
-            forward = 2 * rows * model.weights(layer)
+            forward = 2 * rows * model.weights(layer)  # a multiplication and an addition each
             backward = forward if layer.first else 2 * forward
             flops += forward + backward * self.training
         return flops
@@ -164,12 +163,13 @@ class Step:
         A registered model's step has matrix products, and writes each array of its layers and edges
         once. The user's own model takes the time of a measured step for each node and edge.
         """
-        rate = machine.products_per_s(self.config.precision, threads)
+        rate = machine.products_per_s(self.config.precision, threads)  # operations per second
         share = 1 if self.training else 1 / 3  # the backward pass computes two gradients
-        trial = self._trial
+        trial = _trial(self.config, self.num_features, self.num_classes)
         if trial is not None:
             return share * trial.flops_per_row * self.batch.num_rows / rate
         model = _formulas_of(self.config)
+        # bytes
         written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in self.layers)
         others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
         return self.flops / rate + share * others_s
@@ -186,24 +186,24 @@ class Step:
     @property
     def activation_bytes(self) -> int:
         """Peak bytes, without the batch's own x and the gradients of weights."""
-        trial = self._trial
+        trial = _trial(self.config, self.num_features, self.num_classes)
         if trial is not None:
-            fixed_bytes, rate = trial.training if self.training else trial.evaluation
-            return _OUTSIDE_BYTES + max(0, int(fixed_bytes + rate * self.batch.num_rows))
+            fixed_bytes, row_bytes = trial.training if self.training else trial.evaluation
+            return _OUTSIDE_BYTES + max(0, int(fixed_bytes + row_bytes * self.batch.num_rows))
         # A layer's peak comes on top of the bytes that earlier layers keep. With activation
         # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed
         # again while the gradient of its output is in memory. An evaluation has only a layer and
         # its input in memory.
         peak = 0
-        saved = 0
+        saved = 0  # bytes of earlier layers
+        is_checkpointed = self.training and self.config.activation_checkpointing
         for layer in map(_formulas_of(self.config).memory, self.layers):
-            is_again = self.training and self.config.activation_checkpointing
-            again = layer.checkpointed if is_again else 0
+            again = layer.checkpointed if is_checkpointed else 0  # as large as its gradient
             peak = max(peak, saved + again + layer.peak)
             if self.training:
                 saved += again or layer.saved
             else:
-                saved = layer.checkpointed
+                saved = layer.checkpointed  # the output, the next layer's input
         return max(peak, saved)
 
 
@@ -223,7 +223,7 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
 _TRIAL_BYTES = 64 * MB
 _TIMED_BYTES = 256 * MB
 _TRIAL_EDGES = 2**14
-_SMALLER = 0.4  # the share of it that a second batch has
+_SMALLER = 0.4  # a second batch for memory, as a share of the first
 # Fewest nodes and edges whose time stands out from the clock's noise. The timed batch is as large as
 # the run's where `_TIMED_BYTES` allow it, as large ones outgrow caches: EdgeConv with 64 channels
 # took 6.2, 8.2, 11.2 and 14.5 us for a node or edge of batches of 11, 45, 182 and 728 thousand.
@@ -247,16 +247,19 @@ def _trial_shapes(config: TrainConfig, size: GraphSize) -> list[dict[str, list[i
     """Batches in the run's proportions: a smaller and a larger one for memory, one for time."""
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
+    # by formulas, as no trial is known yet
     step_bytes = Step(config, batch, size.num_features, size.num_classes).activation_bytes
-    most_edges = _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges)
-    scale = min(most_edges, _TRIAL_BYTES / step_bytes)
+    # batches as shares of the run's, which may be above 1
+    by_rows = _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges)
+    large = min(by_rows, _TRIAL_BYTES / step_bytes)
     timed = min(max(1.0, _LEAST_TIMED / batch.num_rows), _TIMED_BYTES / step_bytes)
-    return [_scaled(batch, share) for share in (_SMALLER * scale, scale, timed)]
+    return [_scaled(batch, share) for share in (_SMALLER * large, large, timed)]
 
 
-def _scaled(batch: BatchShape, scale: float) -> dict[str, list[int]]:
+def _scaled(batch: BatchShape, share: float) -> dict[str, list[int]]:
+    # arguments of `training.call.random_batch`; at least 2, as batch norm refuses a single row
     hops = {"hop_nodes": batch.hop_nodes, "hop_edges": batch.hop_edges}
-    return {name: [max(2, round(scale * count)) for count in hops[name]] for name in hops}
+    return {name: [max(2, round(share * count)) for count in hops[name]] for name in hops}
 
 
 def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:
@@ -275,7 +278,7 @@ def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict
             # tests/benchmarks/bench_planner.py took 2 to 3 times as long
             **trainer_environment(os.environ),
             CONFIG_VARIABLE: config.model_dump_json(),
-            "TMPDIR": folder,
+            "TMPDIR": folder,  # so that the model's temporary files are deleted, too
         }
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         nothing = subprocess.DEVNULL
@@ -285,5 +288,5 @@ def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict
             return json.loads(file.read_bytes())
         output = log.read_text(errors="replace").strip()
         problem = f"{config.model}: trying it out ended with exit code {done.returncode}:\n{output}"
-        errors = re.findall(r"^error: (.*)", output, re.MULTILINE)
+        errors = re.findall(r"^error: (.*)", output, re.MULTILINE)  # an `InputError` of the child
         raise InputError(errors[-1] if errors else problem)

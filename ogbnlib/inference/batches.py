@@ -28,9 +28,9 @@ Rows: TypeAlias = tuple[Array, Array]  # row numbers in the result, int64, and t
 class _Seeds:
     """Seed nodes in whole batches, and the row of each in the result; -1 for seeds without one."""
 
-    nodes: Array
-    places: Array
-    stream: int  # added to the run's random seed
+    nodes: Array  # int64 [n], ids
+    places: Array  # int64 [n], row numbers in the result
+    stream: int  # added to the run's random seed, so that each split has its own neighbors
 
 
 def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
@@ -44,6 +44,7 @@ def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
 def _model_scores(
     saved: SavedModel, store: Store, batches: Iterable[Data], num_batches: int, progress: Progress
 ) -> Generator[Rows, None, None]:
+    # `input_id` of a batch has the row numbers of its seeds in the result.
     config = saved.config
     model = loaded_model(saved, store)
     device = resolve_device(config.device)
@@ -52,7 +53,7 @@ def _model_scores(
     with torch.no_grad(), counted("predicting", num_batches, progress, "batches") as done:
         for batch in batches:
             if config.rounds_in_ram:
-                batch.x = batch.x.half()
+                batch.x = batch.x.half()  # as the run's own batches
             yield batch.input_id.numpy(), call(model, batch, device).cpu().numpy()
             done(1)
 
@@ -65,57 +66,59 @@ def sampled_scores(
     progress: Progress,
 ) -> Generator[Rows, None, None]:
     """Yield scores of the nodes `ids`, with neighbors sampled as in the run's evaluations."""
-    size = saved.config.seeds_per_batch(training=False)
-    parts = _by_split(store, ids, size)
-    num_batches = sum(-(-len(part.nodes) // size) for part in parts)
-    batches = _sampled_batches(store, saved, parts, memory_limit)
+    batch_size = saved.config.seeds_per_batch(training=False)
+    seeds_by_split = _by_split(store, ids, batch_size)
+    num_batches = sum(-(-len(seeds.nodes) // batch_size) for seeds in seeds_by_split)
+    batches = _sampled_batches(store, saved, seeds_by_split, memory_limit)
     return _model_scores(saved, store, batches, num_batches, progress)
 
 
-def _by_split(store: Store, ids: Array | range, size: int) -> list[_Seeds]:
+def _by_split(store: Store, ids: Array | range, batch_size: int) -> list[_Seeds]:
+    # Returns the seeds of each split, and last those of `ids` that are in no split.
     # With gcn, or if fan-outs differ by hop, a score also depends on the other seeds of its batch.
-    # So the batches are those of the run's evaluations, `size` nodes each. They include nodes
-    # outside `ids`, with the row -1.
-    is_unsplit = np.ones(len(ids), np.bool_)
-    parts = []
+    # So the batches are those of the run's evaluations. They include nodes outside `ids`, with the
+    # row -1.
+    is_unsplit = np.ones(len(ids), np.bool_)  # by position in `ids`
+    seeds = []
     for split, nodes in store.splits.items():
         places = _positions(ids, nodes)
         is_wanted = places >= 0
         is_unsplit[places[is_wanted]] = False
-        batch = np.arange(len(nodes)) // size
-        whole = np.isin(batch, batch[is_wanted])
-        parts.append(_Seeds(nodes[whole], places[whole], STREAM[split]))
+        batch = np.arange(len(nodes)) // batch_size  # number of each node's batch in an evaluation
+        is_sampled = np.isin(batch, batch[is_wanted])  # all nodes of batches with a wanted node
+        seeds.append(_Seeds(nodes[is_sampled], places[is_sampled], STREAM[split]))
     unsplit = np.flatnonzero(is_unsplit)
     nodes = unsplit if isinstance(ids, range) else ids[unsplit]
-    parts.append(_Seeds(nodes, unsplit, 0))
-    return [part for part in parts if len(part.nodes)]
+    seeds.append(_Seeds(nodes, unsplit, 0))
+    return [each for each in seeds if len(each.nodes)]
 
 
 def _positions(ids: Array | range, wanted: Array) -> Array:
-    """Return the position of each of `wanted` in `ids`, a range for all nodes; -1 for those that
-    are not there."""
-    if isinstance(ids, range):
+    """Return the position of each node of `wanted` among the distinct `ids`, int64, or -1."""
+    if isinstance(ids, range):  # of all nodes
         return wanted
     order = np.argsort(ids, kind="stable")
-    at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    rank = np.searchsorted(ids, wanted, sorter=order)
+    at = order[np.minimum(rank, len(ids) - 1)]  # an id above all of `ids` has the rank len(ids)
     return np.where(ids[at] == wanted, at, -1)
 
 
 def _sampled_batches(
-    store: Store, saved: SavedModel, parts: list[_Seeds], memory_limit: str | int | None
+    store: Store, saved: SavedModel, seeds_by_split: list[_Seeds], memory_limit: str | int | None
 ) -> Iterator[Data]:
-    for part in parts:
-        batches_of_nodes = store.loader(
-            part.nodes,
+    for seeds in seeds_by_split:
+        loader = store.loader(
+            seeds.nodes,
             num_neighbors=saved.config.fan_out(training=False),
             batch_size=saved.config.seeds_per_batch(training=False),
             memory_limit=memory_limit,
             shuffle=False,
-            seed=saved.config.seed + part.stream,
+            seed=saved.config.seed + seeds.stream,
         )
-        with contextlib.closing(batches_of_nodes) as batches:
-            for batch in batches:
-                batch.input_id = torch.from_numpy(part.places)[batch.input_id]
+        with contextlib.closing(loader):
+            for batch in loader:
+                # from positions among the seeds to rows in the result
+                batch.input_id = torch.from_numpy(seeds.places)[batch.input_id]
                 yield batch
 
 
@@ -125,8 +128,8 @@ def propagated_scores(
     """Yield scores of the nodes `ids` of `graph` from the propagated features in `store`, which may
     be `graph` itself."""
     nodes = np.asarray(ids)
+    # `node_id` has the id of each row; in a store without it, the row of a node is its id
     wanted = nodes if graph.node_id is None else graph.node_id[nodes]
-    # in a store without `node_id`, the row of a node is its id
     node_ids = range(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
     places = _positions(node_ids, wanted)
     missing = int((places < 0).sum())
@@ -138,7 +141,7 @@ def propagated_scores(
     batches = HopLoader(
         store,
         torch.from_numpy(places),
-        labels=torch.zeros(len(places), dtype=torch.int64),
+        labels=torch.zeros(len(places), dtype=torch.int64),  # not used
         batch_size=saved.config.seeds_per_batch(training=False),
     )
     return _model_scores(saved, store, batches, len(batches), progress)

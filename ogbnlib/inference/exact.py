@@ -30,7 +30,7 @@ from ..registry import MODELS
 from ..training.checkpoint import SavedModel
 from .batches import Rows, loaded_model
 
-Chunks = Generator[Array, None, None]
+Chunks = Generator[Array, None, None]  # float32 rows of the next nodes
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and memory of the matrix products
 
 
@@ -41,24 +41,25 @@ class _Layer:
     Without `root` it is a layer of GCN, with self-loops and scaled by the degrees of both ends.
     """
 
+    max_columns: int  # number of columns of all nodes, float32, that fit in RAM
     relu: bool  # whether a ReLU follows; not after the model's last layer
     neighbors: Array  # float32 [inputs, outputs], like `root`
-    bias: Array
+    bias: Array  # float32 [outputs]
     root: Array | None = None
 
-    def sweeps_input(self, most: int) -> bool:
-        """Whether to take the mean of the layer's input rather than of the product.
-
-        True if the input has fewer columns than the product, and at most `most`, which fit in
-        memory.
-        """
+    @property
+    def averages_input(self) -> bool:
+        """Whether to take the mean of the input, which is narrower and fits, not of the product."""
         inputs, outputs = self.neighbors.shape
-        return inputs < min(outputs, most + 1)
+        return inputs < outputs and inputs <= self.max_columns
 
-    def blocks(self, most: int) -> list[slice]:
+    def blocks(self) -> list[slice]:
         """Return the columns of the result, in slices that are computed one at a time."""
         outputs = len(self.bias)
-        width = outputs if self.sweeps_input(most) else -(-outputs // -(-outputs // most))
+        width = outputs
+        if not self.averages_input:
+            num_blocks = -(-outputs // self.max_columns)
+            width = -(-outputs // num_blocks)  # blocks of about equal width
         return [slice(begin, min(begin + width, outputs)) for begin in range(0, outputs, width)]
 
 
@@ -70,163 +71,152 @@ def exact_scores(
     memory_limit: str | int | None,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
-    """Yield scores of the nodes `ids`, a range for all, float32 [n, classes], in ascending order of
-    the nodes.
+    """Yield scores of the nodes `ids` (a range: all), float32 [n, classes], ascending by node.
 
     `work` is a folder for the layers' results; it is deleted at the end.
     """
     check_for_training(store)
     weights = loaded_model(saved, store).state_dict()
-    layers = []
-    last = len(saved.config.num_neighbors) - 1
-    names = MODELS[saved.config.model].load().exact_weights
-    for number in range(last + 1):
-        tensors = [weights[f"convs.{number}.{name}"] for name in names]
-        layers.append(
-            _Layer(number < last, *(tensor.float().cpu().numpy().T for tensor in tensors))
-        )
-    room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
-    column = 4 * store.num_nodes
+    num_layers = len(saved.config.num_neighbors)
+    room = left_bytes(memory_limit) - fixed_bytes(store.size, num_layers) - _STEP_BYTES
+    column = 4 * store.num_nodes  # bytes of a float32 for each node
     if room < column:
         raise InputError(
             f"memory_limit: expected room for {format_bytes(column)}, one column of all nodes, beside the memory "
             f"in use, found {format_bytes(max(0, room))}; raise it by at least {format_bytes(column - room)}"
         )
+    layers = []
+    # of the neighbors' weights, the bias and, except for GCN, the weights of the node itself
+    names = MODELS[saved.config.model].load().exact_weights
+    for number in range(num_layers):
+        tensors = [weights[f"convs.{number}.{name}"] for name in names]
+        arrays = [tensor.float().cpu().numpy().T for tensor in tensors]  # torch has [out, in]
+        layers.append(_Layer(room // column, number < num_layers - 1, *arrays))
     if check_own(work):  # left by a killed process
         shutil.rmtree(work)
     work.mkdir()
-    targets = order = None
-    if not isinstance(ids, range):
-        targets = NodeSet(store.num_nodes, ids)
-        order = np.argsort(ids)
+    targets = None if isinstance(ids, range) else NodeSet(store.num_nodes, ids)
+    # int64 [n] or a range: the result's row of each target, targets in ascending order
+    order = ids if isinstance(ids, range) else np.argsort(ids)
     begin = 0
     try:
-        _check_disk(store, layers, targets, room // column, work)
-        scores = _layer_by_layer(store, layers, targets, room // column, work, progress)
-        with contextlib.closing(scores) as chunks:
-            for values in chunks:
-                places = np.arange(begin, begin + len(values))
-                yield places if order is None else order[places], values
+        _check_disk(store, layers, targets, work)
+        with contextlib.closing(_layer_by_layer(store, layers, targets, work, progress)) as chunks:
+            for values in chunks:  # float32 [m, classes] of the next m targets
+                yield np.asarray(order[begin : begin + len(values)]), values
                 begin += len(values)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _check_disk(
-    store: Store, layers: list[_Layer], targets: NodeSet | None, most: int, folder: Path
-) -> None:
+def _check_disk(store: Store, layers: list[_Layer], targets: NodeSet | None, folder: Path) -> None:
     # A layer's input and its result are on disk at the same time. The first layer's input, the
     # features, is in the store already: 0 bytes more.
     sizes = [0, *(4 * store.num_nodes * len(layer.bias) for layer in layers[:-1])]
-    if len(layers[-1].blocks(most)) > 1:  # a single block is yielded without a file
+    if len(layers[-1].blocks()) > 1:  # a single block is yielded without a file
         rows = store.num_nodes if targets is None else targets.count()
         sizes.append(4 * len(layers[-1].bias) * rows)
-    needed = max(
-        source_bytes + result_bytes
-        for source_bytes, result_bytes in itertools.pairwise([*sizes, 0])
-    )
+    needed = max(source + result for source, result in itertools.pairwise([*sizes, 0]))
     check_space(folder, needed, f"{format_bytes(needed)} of free disk space until it is done")
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """One layer's computation for the nodes `targets`, from the rows in `source`: those of the
-    targets and of all nodes with an edge to a target."""
+    """One layer's computation for the nodes `targets` (None: all), from the rows in `source`: those
+    of the targets and of all nodes with an edge to a target."""
 
     layer: _Layer
-    source: Columns
+    source: Columns  # the layer's input, float32 once read, on disk
     edges: Edges
     targets: NodeSet | None
-    sweeps_input: bool
-    done: Done
+    done: Done  # called with numbers of bytes, for the progress line
 
     def columns(self, columns: slice) -> Chunks:
         """Yield some columns of the layer's result, with rows of `targets` in ascending order."""
         source = self.source
-        loops = self.layer.root is None
+        loops = self.layer.root is None  # of GCN
         matrix = self.layer.neighbors[:, columns]
 
         def prepare(first: int, end: int) -> Array:
-            part = source.rows(first, end)
-            if not self.sweeps_input:
-                part = part @ matrix
+            # the rows whose mean is taken, of the nodes from `first` to `end` that `source` has
+            rows = source.rows(first, end)  # float32 [n, inputs]
+            if not self.layer.averages_input:
+                rows = rows @ matrix
             if loops:
                 degrees = self.edges.degrees(first, end, loops)
-                part /= np.sqrt(pick(source.members, first, degrees), dtype=np.float32)[:, None]
-            return part
+                rows /= np.sqrt(pick(source.members, first, degrees), dtype=np.float32)[:, None]
+            return rows
 
-        width = matrix.shape[0 if self.sweeps_input else 1]
+        width = matrix.shape[0 if self.layer.averages_input else 1]
         hop = source.hop(
             self.edges, self.targets, width, np.float32, prepare, loops=loops, done=self.done
         )
         with contextlib.closing(hop) as slices:
+            # means and degrees of consecutive nodes from `first` on, targets or not
             for first, means, degrees in slices:
-                for begin in range(0, len(means), source.step):
+                for begin in range(0, len(means), source.step):  # bounds the memory of products
                     end = begin + source.step
-                    part = pick(self.targets, first + begin, means[begin:end])
-                    degree = pick(self.targets, first + begin, degrees[begin:end])
+                    target_means = pick(self.targets, first + begin, means[begin:end])
+                    target_degrees = pick(self.targets, first + begin, degrees[begin:end])
                     nodes = range(first + begin, first + min(end, len(means)))
-                    yield self._result(part, degree, nodes, columns)
+                    yield self._result(target_means, target_degrees, nodes, columns)
 
-    def _result(self, part: Array, degrees: Array, nodes: range, columns: slice) -> Array:
+    def _result(self, rows: Array, degrees: Array, nodes: range, columns: slice) -> Array:
+        # The result for the targets among `nodes`, from their means `rows` and their degrees.
         layer = self.layer
         if layer.root is None:
             # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
-            part = part * np.sqrt(degrees, dtype=np.float32)[:, None]
-        if self.sweeps_input:  # else `prepare` has multiplied by this matrix
-            part = part @ layer.neighbors[:, columns]
+            rows = rows * np.sqrt(degrees, dtype=np.float32)[:, None]
+        if layer.averages_input:  # else `prepare` has multiplied by this matrix
+            rows = rows @ layer.neighbors[:, columns]
         if layer.root is not None:
             root_rows = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
-            part = part + root_rows @ layer.root[:, columns]
-        part = part + layer.bias[columns]
-        if not layer.relu:
-            return part
-        return np.maximum(part, 0, out=part)
+            rows = rows + root_rows @ layer.root[:, columns]
+        rows = rows + layer.bias[columns]
+        return np.maximum(rows, 0, out=rows) if layer.relu else rows
 
 
 def _layer_by_layer(
-    store: Store,
-    layers: list[_Layer],
-    targets: NodeSet | None,
-    most: int,
-    folder: Path,
-    progress: Progress,
+    store: Store, layers: list[_Layer], targets: NodeSet | None, folder: Path, progress: Progress
 ) -> Chunks:
-    # At most `most` columns of all nodes are in memory at a time.
+    # Yields the last layer's rows of `targets` in ascending order.
     edges = Edges(store)
-    total = len(layers) * edges.nbytes  # bytes to read, approximately
+    # Bytes to read, approximately: the graph to find each layer's nodes, then for each block of
+    # columns the layer's input and the graph.
+    total = len(layers) * edges.nbytes
     itemsize = store.feature_itemsize
     for layer in layers:
         rows_bytes = store.num_nodes * layer.neighbors.shape[0] * itemsize
-        total += len(layer.blocks(most)) * (rows_bytes + edges.nbytes)
-        itemsize = 4
+        total += len(layer.blocks()) * (rows_bytes + edges.nbytes)
+        itemsize = 4  # results of layers are float32
     with contextlib.closing(edges), counted("predicting", total, progress) as done:
         source = Columns.features(store)
-        needed = edges.needed(targets, len(layers), done)
+        needed = edges.needed(targets, len(layers), done)  # the nodes of each layer's result
         for members in filter(None, needed):
             members.count()  # computes the ranks before the threads of a sweep read them
         for number, layer in enumerate(layers):
-            sweep = _Sweep(layer, source, edges, needed[number], layer.sweeps_input(most), done)
-            blocks = layer.blocks(most)
+            sweep = _Sweep(layer, source, edges, needed[number], done)
+            blocks = layer.blocks()
             with contextlib.closing(source):
                 if layer is layers[-1] and len(blocks) == 1:
                     yield from sweep.columns(blocks[0])
                     return
                 for columns in blocks:
                     _write(folder, number, columns, sweep.columns(columns))
-            for file in folder.glob(f"{number - 1}-*.npy"):
+            for file in folder.glob(f"{number - 1}-*.npy"):  # the layer's input; not the features
                 file.unlink()
             source = Columns.open(folder, str(number), store.num_nodes, needed[number])
+        # the last layer's blocks, side by side
         with contextlib.closing(source):
             for first in range(0, store.num_nodes, source.step):
                 yield source.rows(first, min(first + source.step, store.num_nodes))
 
 
 def _write(folder: Path, number: int, columns: slice, chunks: Chunks) -> None:
-    create = StoreWriter(folder).create  # `Columns.open` finds the file by its name
-    width = columns.stop - columns.start
+    # writes columns of layer `number`'s result, float32 [rows, width]
+    name = f"{number}-{columns.start}"  # `Columns.open` finds the file by its name
     with (
-        create(f"{number}-{columns.start}", np.float32, (width,)) as writer,
+        StoreWriter(folder).create(name, np.float32, (columns.stop - columns.start,)) as writer,
         contextlib.closing(chunks),
     ):
         for values in chunks:

@@ -29,8 +29,8 @@ from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
 from .tables import best_classes, probabilities, write_table
 
-# Bytes on disk for each byte of a file's rows. A table's rows are first in a temporary file, and a
-# float32 takes up to 12 bytes as text.
+# Bytes on disk for each byte of a file's rows, by the file's suffix. A table's rows are first in a
+# temporary file, and a float32 takes up to 12 bytes as text.
 _DISK_SHARES = {".npy": 1, ".parquet": 2, ".csv": 4}
 Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
@@ -71,19 +71,21 @@ def predict(
     refuse_foreign_code(config, saved.path.parent)
     target = _check_target(out)
     graph = find_store(config.dataset)
-    store = config.policy.load().trained_store(
-        graph, config, EventLog(None), say=say, progress=progress
-    )
+    log = EventLog(None)  # records nothing
+    # with propagated features, if the run trained on them
+    store = config.policy.load().trained_store(graph, config, log, say=say, progress=progress)
     saved.check_data(store)
-    ids = _wanted(nodes, graph)
+    ids = _wanted(nodes, graph)  # int64 [n], or a range for all nodes
     ids_path = target.with_name(f"{target.stem}-nodes.npy")
-    ids_bytes = b""
+    ids_bytes = b""  # content of the file of ids; none is written if it is empty
     if target.suffix == ".npy" and isinstance(nodes, str) and nodes == "labelled":
         listed = np.asarray(ids)
         # not by np.save, which hides the cause of a failed write
         ids_bytes = npy_header(listed.dtype, listed.shape) + listed.tobytes()
-        _check_ids(ids_path, ids_bytes)
-    has_hops = store.hops is not None
+        # A power cut between the two files leaves this one, with the same ids.
+        if not (ids_path.is_file() and ids_path.read_bytes() == ids_bytes):
+            check_new(ids_path)
+    has_hops = store.hops is not None  # has propagated features
     if not (has_hops or sampled):
         _check_exact(config.model)
     say(f"{saved.path}: predicting with its weights")
@@ -96,6 +98,7 @@ def predict(
             work = sibling_path(target, "work")
             chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
 
+        # called with a temporary file, which replaces `target` at the end
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
                 _write_file(file, target, chunks, graph, ids, scores)
@@ -114,12 +117,6 @@ def _check_target(out: StrPath) -> Path:
     return target
 
 
-def _check_ids(path: Path, content: bytes) -> None:
-    # A power cut between the two files leaves this one, with the same ids.
-    if not (path.is_file() and path.read_bytes() == content):
-        check_new(path)
-
-
 def _write_file(
     file: BinaryIO,
     target: Path,
@@ -128,43 +125,40 @@ def _write_file(
     ids: Array | range,
     scores: bool,
 ) -> None:
+    # Writes the predictions of `ids` to `file`, in the format that the suffix of `target` names.
     num_rows = len(ids)
     finite = _finite(chunks, target, graph)
-    width = graph.num_classes if scores else 2
-    _check_disk(target, num_rows, 4 * width)
+    width = graph.num_classes if scores else 2  # float32 a row: scores, or class and probability
+    needed = num_rows * 4 * width * _DISK_SHARES[target.suffix]
+    asked = f"{format_bytes(needed)} of free disk space for {num_rows:,} rows and a temporary file"
+    check_space(target, needed, asked)
     if target.suffix != ".npy":
         convert = probabilities if scores else best_classes
         converted = ((places, convert(values)) for places, values in finite)
+        # Chunks come in any order, and a table's rows are written in the order of `ids`.
         with tempfile.TemporaryFile(dir=target.parent) as rows:
             _write_rows(rows, converted, np.dtype(np.float32), (num_rows, width))
             write_table(file, target, rows, graph, ids, scores)
     elif scores:
-        _write_rows(file, finite, np.dtype(np.float32), (num_rows, graph.num_classes))
+        _write_rows(file, finite, np.dtype(np.float32), (num_rows, width))
     else:
         dtype = np.dtype(label_dtype(graph.num_classes))
         classes = ((places, values.argmax(1).astype(dtype)) for places, values in finite)
         _write_rows(file, classes, dtype, (num_rows,))
 
 
-def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
-    needed = num_rows * row_bytes * _DISK_SHARES[target.suffix]
-    check_space(
-        target,
-        needed,
-        f"{format_bytes(needed)} of free disk space for {num_rows:,} rows and a temporary file",
-    )
-
-
 def _wanted(nodes: Nodes, store: Store) -> Array | range:
+    # Returns distinct int64 ids of nodes, or a range for all nodes.
     if isinstance(nodes, str) and nodes == "all":
         return range(store.num_nodes)
     if isinstance(nodes, str) and nodes == "labelled":
         return np.unique(np.concatenate([*store.splits.values()]))
-    if isinstance(nodes, str | os.PathLike):
+    if isinstance(nodes, str | os.PathLike):  # a file of names
         file = home(nodes)
         if format_of(file) is None:
             raise InputError(f"nodes: expected labelled, all, or a file of nodes, got {nodes!r}")
         return node_ids(read_ids(store, file), store)
+    # integers or a mask of all nodes; anything else is a list of names
     if isinstance(nodes, np.ndarray | torch.Tensor) and np.asarray(nodes).dtype.kind in "iub":
         return node_ids(nodes, store)
     return node_ids(store.ids(nodes), store)
@@ -190,13 +184,15 @@ def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
 def _write_rows(
     file: BinaryIO, chunks: Iterable[Rows], dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> None:
+    # Writes an array of `shape` in .npy format: each row at its place, and none with the place -1.
     row_bytes = dtype.itemsize * math.prod(shape[1:])
     file.write(npy_header(dtype, shape))
     for places, rows in chunks:
         order = np.argsort(places, kind="stable")
         order = order[places[order] >= 0]
+        # consecutive places are one write
         ends = np.flatnonzero(np.diff(places[order]) != 1) + 1
         for consecutive in np.split(order, ends):
-            if len(consecutive):
+            if len(consecutive):  # empty if no row of the chunk has a place
                 file.seek(HEADER_BYTES + int(places[consecutive[0]]) * row_bytes)
                 file.write(np.ascontiguousarray(rows[consecutive]).data)

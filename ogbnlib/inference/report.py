@@ -35,9 +35,8 @@ class Report:
 
     def __str__(self) -> str:
         table = self.classes.to_string(float_format="{:.4f}".format)
-        return (
-            f"{self.title}\naccuracy {self.accuracy:.4f}, macro-F1 {self.macro_f1:.4f}\n\n{table}"
-        )
+        overall = f"accuracy {self.accuracy:.4f}, macro-F1 {self.macro_f1:.4f}"
+        return f"{self.title}\n{overall}\n\n{table}"
 
     __repr__ = __str__
 
@@ -78,7 +77,7 @@ def report(
             say=say,
         )
         predicted = np.load(path, allow_pickle=False)
-    labels = np.asarray(store.y[nodes])
+    labels = np.asarray(store.y[nodes])  # int [n], like `predicted`
     return Report(
         f"{opened.run_dir}, {split}: {len(nodes):,} nodes",
         float((labels == predicted).mean()),
@@ -87,6 +86,7 @@ def report(
 
 
 def _by_class(labels: Array, predicted: Array, names: list[str]) -> pd.DataFrame:
+    # The table of a `Report`, from classes int [n] of the same nodes. Counts are int64 [classes].
     hits = np.bincount(labels[labels == predicted], minlength=len(names))
     count = np.bincount(labels, minlength=len(names))
     guesses = np.bincount(predicted, minlength=len(names))
@@ -100,4 +100,4 @@ def _by_class(labels: Array, predicted: Array, names: list[str]) -> pd.DataFrame
         },
         pd.Index(names, name="class"),
     )
-    return table[count + guesses > 0]
+    return table[count + guesses > 0]  # classes that occur among labels or predictions

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from benchmarks import forecast_table
 from conftest import force_windows
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import InputError, format_bytes
 from ogbnlib.forecast import run_forecast
+from ogbnlib.forecast.batches import batch_bytes
 from ogbnlib.forecast.fitting import FITS, TIGHT, WILL_NOT_FIT, verdict
 from ogbnlib.forecast.machine import Machine, probe
+from ogbnlib.forecast.pass_memory import READY
 from ogbnlib.forecast.planner import ALLOCATIONS, ladder, plan
 from ogbnlib.forecast.run_forecast import margin_bytes, predict
 from ogbnlib.sources.official import KNOWN
@@ -42,11 +45,35 @@ def build_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verdict_is_claimed_outside_the_margin_only(policy: str) -> None:
     forecast = predict(config(loading=policy))
     need = forecast.least_bytes
+    least = need - forecast.peak.parts.get(READY, 0)  # with an empty queue of batches
     margin = margin_bytes(need)
     assert margin == max(60 * MB, int(0.08 * need))
-    assert [verdict(forecast, need + d) for d in (margin, margin - 1, 0, -margin, -margin - 1)] == [
+    limits = (need + margin, need + margin - 1, need, least - margin, least - margin - 1)
+    assert [verdict(forecast, limit) for limit in limits] == [
         FITS, TIGHT, TIGHT, TIGHT, WILL_NOT_FIT,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_seeds", "waiting"), [(1024, 0), (3 * 1024, 2), (10**6, 5)])
+def test_no_more_batches_wait_than_an_epoch_has_left(num_seeds: int, waiting: int) -> None:
+    size = replace(STORE, num_seeds={"train": num_seeds, "valid": 0, "test": 0})
+    large = config(loading="store", num_neighbors=[15, 10], batch_size=1024)  # 40 MB a batch
+    for limit in (None, 3 * GB):  # through the page cache, and in windows
+        forecast = predict(large, size, memory_limit_bytes=limit)
+        (train,) = [phase.parts for phase in forecast.phases if phase.name == "train"]
+        assert ("windows" in train) == (limit is not None)
+        batches = forecast.train.batches
+        mean, largest = (batch_bytes(one, 128, 2) for one in (batches.mean, batches.largest))
+        assert train[READY] == max(0, waiting - 1) * mean + (largest if waiting else 0)
+
+
+def test_a_run_that_needs_its_queue_to_be_empty_is_not_refused() -> None:
+    large = config(loading="store", spool="off", **LARGE)
+    forecast = predict(large, STORE, memory_limit_bytes=GB)
+    queue_bytes = forecast.peak.parts[READY]
+    fewest = forecast.least_bytes - forecast.margin_bytes - queue_bytes
+    assert queue_bytes > 300 * MB
+    assert [verdict(forecast, limit) for limit in (fewest, fewest - 1)] == [TIGHT, WILL_NOT_FIT]
 
 
 def test_a_plan_says_whether_its_batches_were_drawn(tiny_store: Path) -> None:
@@ -69,7 +96,7 @@ def test_an_epoch_from_ram_takes_what_was_measured_at_full_size() -> None:
 
 def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() -> None:
     forecasts = map(predict, (config(), config(**LARGE), config(num_threads=3, **LARGE)))
-    threads = [one.train.computation(one.batch).threads(cores=8) for one in forecasts]
+    threads = [one.train.computation(one.train.batch).threads(cores=8) for one in forecasts]
     assert threads == [1, 8, 3]
     machine = Machine(8, 75e9, 1.2e9, 150e9)
     advice = plan(config(**LARGE), size=KNOWN["ogbn-papers100M"], machine=machine)
@@ -229,8 +256,30 @@ def test_a_card_has_a_verdict_of_its_own(values: dict[str, Any]) -> None:
     for card, expected in ((2 * need, FITS), (need, TIGHT), (need // 2, WILL_NOT_FIT)):
         advice = plan(large.replace(max_cuda_memory=card))
         assert advice.gpu_verdict == advice.to_dict()["gpu_verdict"] == expected
-        assert f"max_cuda_memory: {expected}" in str(advice)
+        assert f"under {format_bytes(card)}: {expected}" in str(advice)
     assert (need > 2 * sum(plan(config(**LARGE)).forecast.gpu.values())) == bool(values)
+
+
+@pytest.mark.parametrize(("card_gb", "expected"), [(80, FITS), (1, WILL_NOT_FIT), (None, None)])
+def test_the_gpu_of_the_machine_has_a_verdict(
+    card_gb: int | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = types.SimpleNamespace(total_memory=(card_gb or 0) * GB)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: card_gb is not None)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: cards)
+    large = config(**LARGE, device="cuda")
+    advice = plan(large)
+    assert advice.gpu_verdict == expected
+    lines = [line for line in str(advice).splitlines() if line.startswith("a step on a GPU")]
+    if card_gb is None:  # as on a login node
+        assert lines[0].endswith(
+            "no GPU is visible here: max_cuda_memory, its size, adds a verdict"
+        )
+    else:
+        # 600 MB are for CUDA itself
+        assert lines[0].endswith(f"under {format_bytes(card_gb * GB - 600 * MB)}: {expected}")
+    assert plan(large.replace(max_cuda_memory=80 * GB)).gpu_verdict == FITS
+    assert plan(large.replace(device="auto")).gpu_verdict is None
 
 
 def test_a_store_has_its_own_features_and_none_of_another_width_is_suggested() -> None:
