@@ -35,6 +35,8 @@ def summarized(store: Store) -> str:
     for name in {"largest_class", "smallest_class"} & {*counts}:
         number, num_nodes = counts[name]
         counts[name] = f"{store.class_names[number]!r} with {num_nodes:,}"
+    for name in {"spread_over_100_times_the_median"} & {*counts}:
+        counts[name] += " (to scale them: standardize: true in dataset.yaml, standardize=True in Python)"
     words = [
         f"{name.replace('_', ' ')}: {count if isinstance(count, str) else format(count, ',')}"
         for name, count in counts.items()

@@ -4,6 +4,7 @@ file and the row."""
 import bz2
 import gzip
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 from conftest import left_in
 from ogb_layout import write_raw
 
-from ogbnlib import InputError, convert
+from ogbnlib import InputError, TrainConfig, convert, train
+from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
+from ogbnlib.sources import standardize
 from ogbnlib.sources.convert import open_source
 
 Arrays = dict[str, Any]
@@ -365,6 +368,12 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv, column 'source', row 1: expected text in UTF-8"),
         ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: expected a table, found damage"),
         ({"dataset.yaml": "drop_unknown: true\n"}, "drop_unknown: expected a column of names"),
+        # Scales
+        ({"dataset.yaml": "standardize: yes"}, "line 1: standardize: expected true, false or a list.*'yes'"),
+        ({"dataset.yaml": "standardize: [yaer]", "features.csv": lines(*x.T, header="year,b,c")}, "'?year'?, .*'yaer'"),
+        ({"dataset.yaml": "standardize: [label]"}, "standardize: expected true or 1, found no feature 'label'"),
+        ({"dataset.yaml": "standardize: true", "train.npy": ids[:0]}, "standardize: expected nodes in the train split"),
+        ({"dataset.yaml": "standardize: true", "features.npy": np.where(x == x[7, 2], np.nan, x)}, "nan in row 7"),
     ]  # fmt: skip
 
 
@@ -376,6 +385,55 @@ def test_a_wrong_file_is_refused_in_a_sentence(
         convert(write_small(tmp_path / "own", small, files), tmp_path / "store", progress=False)
     assert "\n" not in str(error.value)
     assert left_in(tmp_path) == ["own"]
+
+
+def test_features_are_standardized_on_the_train_nodes(
+    small: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standardize, "_SLICE_VALUES", 12)  # slices of four rows
+    x = small["x"].astype(float) * [1, 1e4, 0] + [0, 1e6, 0.1]  # the last column is constant
+    table, *parts = (lines(*rows.T, header="a,b1,c") for rows in (x, x[:20], x[20:]))
+    mean, deviation = np.zeros(3), np.ones(3)
+    for files, option, column in (
+        ({"features/0.csv": parts[0], "features/1.csv": parts[1]}, "['b*']", 1),
+        ({"features.csv": table}, "[a, b1]", 0),
+        ({"features.parquet": parquet(lists=x.tolist())}, "[lists]", 2),
+        ({"features.npy": x}, "true", 2),
+    ):  # each with one column more
+        train = x[small["splits"]["train"], column]
+        mean[column], deviation[column] = train.mean(), train.std() if column < 2 else 1
+        folder = write_small(
+            tmp_path / option, small, {**files, "dataset.yaml": f"standardize: {option}\n"}
+        )
+        store = convert(folder, tmp_path / f"{option}.store", progress=False)
+        scale = store.origin["standardized"]
+        np.testing.assert_allclose(scale["mean"], mean, rtol=1e-12)
+        np.testing.assert_allclose(scale["deviation"], deviation, rtol=1e-12)
+        np.testing.assert_allclose(store.x, (x - mean) / deviation, rtol=1e-6, atol=1e-6)
+        assert "spread_over_100_times_the_median" not in store.summary
+    coarse = convert(store, tmp_path / "int8", feature_dtype="int8", progress=False)
+    assert coarse.origin["standardized"] == scale
+    with pytest.raises(InputError, match="is standardized; convert the original data"):
+        convert(store, tmp_path / "again", standardize=True)
+
+
+def test_standardized_columns_train_where_raw_scales_fail_in_little_memory(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400_000)
+    x = np.eye(4, 32, dtype=np.float32)[y] + rng.normal(0, 0.3, (len(y), 32)).astype(np.float32)
+    x[:, 31] *= 1e6
+    graph = {"edge_index": np.arange(1000).repeat(2).reshape(2, 1000), "x": x, "y": y}
+    splits = dict(zip(SPLITS, np.split(np.arange(3000), [1000, 2000]), strict=True))
+    for which in (False, True):
+        tracemalloc.start()
+        options: Any = {"splits": splits, "standardize": which, "progress": False}
+        store = Store.from_arrays(tmp_path / f"{which}", **graph, **options)
+        peak = tracemalloc.get_traced_memory()[1]  # the first one has imports and kernels, too
+        tracemalloc.stop()
+        config = TrainConfig.create({"dataset": str(store.path), "epochs": 3, "device": "cpu"})
+        accuracy = train(config).history[-1]["valid"]
+        assert (accuracy > 0.7) == which
+    assert peak < x.nbytes
 
 
 def test_classes_are_names_as_written(small: Arrays, tmp_path: Path) -> None:
