@@ -36,7 +36,7 @@ def summarized(store: Store) -> str:
         number, num_nodes = counts[name]
         counts[name] = f"{store.class_names[number]!r} with {num_nodes:,}"
     for name in {"spread_over_100_times_the_median"} & {*counts}:
-        counts[name] += " (to scale them: standardize: true in dataset.yaml, standardize=True in Python)"
+        counts[name] += " (scaled by standardize: true in dataset.yaml, standardize=True in Python)"
     words = [
         f"{name.replace('_', ' ')}: {count if isinstance(count, str) else format(count, ',')}"
         for name, count in counts.items()
