@@ -10,6 +10,12 @@ from ..files import shown
 from .npz import Array
 from .store import Store
 
+# what to do about a count, by the name of its entry in store.json
+_REMEDIES = {
+    "spread_over_100_times_the_median": " (standardize: true in dataset.yaml scales them, in Python "
+    "standardize=True)"
+}
+
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
     """Return the summary's entries on labels; `sizes` is the number of nodes of each class, at
@@ -35,10 +41,9 @@ def summarized(store: Store) -> str:
     for name in {"largest_class", "smallest_class"} & {*counts}:
         number, num_nodes = counts[name]
         counts[name] = f"{store.class_names[number]!r} with {num_nodes:,}"
-    for name in {"spread_over_100_times_the_median"} & {*counts}:
-        counts[name] += " (scaled by standardize: true in dataset.yaml, standardize=True in Python)"
     words = [
         f"{name.replace('_', ' ')}: {count if isinstance(count, str) else format(count, ',')}"
+        f"{_REMEDIES.get(name, '')}"
         for name, count in counts.items()
     ]
     return "\n".join(

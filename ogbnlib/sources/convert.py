@@ -35,8 +35,7 @@ from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, official_folder
-from .source import Source, from_store
-from .standardize import standardized
+from .source import Source, from_store, standardized
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
 _DEFAULT_BYTES = 2**30
@@ -219,9 +218,8 @@ class _Conversion:
         """Return the summary's entry on columns that larger numbers let outweigh the others."""
         spread = np.concatenate(self._sample).std(axis=0, dtype=np.float64)
         usual = np.median(spread[spread > 0].tolist() or [1.0])
-        scale = self.source.origin.get("standardized", {"deviation": 1.0})
-        is_wide = (spread > _WIDE * usual) & (np.array(scale["deviation"]) == 1)  # as in the data
-        names = self.source.columns(np.flatnonzero(is_wide))
+        divisor = np.array(self.source.origin.get("standardized", {}).get("deviation", 1.0))
+        names = self.source.columns(np.flatnonzero((spread > _WIDE * usual) & (divisor == 1)))
         return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
 
 
@@ -343,7 +341,7 @@ def convert(
     check_new(target)
     temporary = _check_disk(target, source, add_reverse, x_dtype)
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
-    x_bytes += source.num_features * bool(options.standardize)  # and one for mean and deviation
+    x_bytes += source.num_features * bool(options.standardize)  # one for mean and deviation
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)
     refuse_leaks(source)

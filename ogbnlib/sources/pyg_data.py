@@ -12,6 +12,7 @@ from ..graph.store import Store
 from ..graph.summary import summarized
 from .arrays import as_ids, as_numpy, store_from_arrays
 
+# names of a Data's attributes: of the masks by split, and of those that are needed, with remedies
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 _REMEDIES = {
     "edge_index": "of adj_t it is torch_geometric.utils.to_edge_index(data.adj_t)[0].flip(0), "
@@ -40,7 +41,11 @@ def from_data(
         options: num_classes, targets and other options of `from_arrays`.
     """
     values = _attributes(data)
-    _check_complete(values)
+    missing = [name for name in _REMEDIES if name not in values]
+    if missing:
+        remedies = "; ".join(_REMEDIES[name] for name in missing)
+        raise InputError(f"data: found no {', '.join(missing)}; {remedies}")
+    # a scalar x counts as one node here; `from_arrays` refuses its shape
     num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))
     if splits is None:
         splits = _masks_of(values, num_nodes)
@@ -68,22 +73,16 @@ def _masks_of(values: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
     }
 
 
-def _check_complete(values: Mapping[str, Any]) -> None:
-    missing = [name for name in _REMEDIES if name not in values]
-    if missing:
-        remedies = "; ".join(_REMEDIES[name] for name in missing)
-        raise InputError(f"data: found no {', '.join(missing)}; {remedies}")
-
-
 def _attributes(data: Any) -> dict[str, Any]:
+    """Return the attributes of a graph by their names, but for those that are None."""
     graph = _only_graph(data)
-    if hasattr(graph, "node_types"):
+    if hasattr(graph, "node_types"):  # HeteroData
         raise InputError(
             f"data: expected one kind of node, got {', '.join(graph.node_types) or 'none'}; pass "
             "data.node_type_subgraph([KIND]).to_homogeneous()"
         )
-    if not isinstance(graph, Mapping):
-        if isinstance(graph, type) or not hasattr(graph, "to_dict"):
+    if not isinstance(graph, Mapping):  # PyG saves a Data's attributes as a dict
+        if isinstance(graph, type) or not hasattr(graph, "to_dict"):  # a type: Data for Data()
             raise InputError(
                 f"data: expected a PyG Data, got {type(graph).__name__}; torch_geometric.utils has "
                 "from_networkx, from_dgl and from_scipy_sparse_matrix"
@@ -95,11 +94,13 @@ def _attributes(data: Any) -> dict[str, Any]:
 def _only_graph(data: Any) -> Any:
     """Return the graph of a PyG data set, or of the tuple that one saves; other `data` as it is."""
     if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[1], Mapping | None):
-        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices)
-        slices = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]
-        _check_count(max((len(ends) - 1 for ends in slices), default=1))
+        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices). `slices`
+        # has for each attribute where each graph begins, and the end: one entry more than graphs.
+        # A map among them is of a HeteroData; None stands for the slices of one graph.
+        offsets = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]
+        _check_count(max((len(ends) - 1 for ends in offsets), default=1))
         return data[0]
-    if hasattr(data, "processed_dir"):
+    if hasattr(data, "processed_dir"):  # a PyG data set
         _check_count(len(data))
         return data[0]
     return data

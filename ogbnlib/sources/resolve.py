@@ -38,9 +38,10 @@ def find_store(dataset: StrPath) -> Store:
 
 
 def check_direction(store: GraphSize, undirected: bool | None) -> None:
+    """Refuse a store made without the reverse edges asked for, or with unwanted ones; None is any."""
     if undirected in (None, store.undirected):
         return
-    path = getattr(store, "path", store.name)
+    path = getattr(store, "path", store.name)  # sizes of a store alone have no path
     flag = "--undirected" if undirected else "--directed"
     raise InputError(
         f"undirected: {path} was made with undirected={store.undirected}, asked for was "
@@ -60,9 +61,9 @@ def size_of(dataset: str) -> GraphSize:
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set whose direction or propagated hops are not those that `config` needs."""
-    if size.stored == "store":
+    if size.stored == "store":  # a conversion still to come can add reverse edges
         check_direction(size, config.undirected)
-    hops = config.policy.hops(config)
+    hops = config.policy.hops(config)  # None: the policy samples edges
     if hops is not None and size.hops not in (None, hops):
         raise InputError(
             f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
@@ -115,7 +116,8 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
 
 
 def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
-    """Return a lock under which one process creates `target` while the others wait.
+    """Return a lock under which one process creates `target` while the others wait; look for
+    `target` again once inside.
 
     `check` is called while waiting; its exception ends the wait.
     """

@@ -20,7 +20,7 @@ from ogb_layout import write_raw
 from ogbnlib import InputError, TrainConfig, convert, train
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources import standardize
+from ogbnlib.sources import source
 from ogbnlib.sources.convert import open_source
 
 Arrays = dict[str, Any]
@@ -390,7 +390,7 @@ def test_a_wrong_file_is_refused_in_a_sentence(
 def test_features_are_standardized_on_the_train_nodes(
     small: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standardize, "_SLICE_VALUES", 12)  # slices of four rows
+    monkeypatch.setattr(source, "_SLICE_VALUES", 12)  # slices of four rows
     x = small["x"].astype(float) * [1, 1e4, 0] + [0, 1e6, 0.1]  # the last column is constant
     table, *parts = (lines(*rows.T, header="a,b1,c") for rows in (x, x[:20], x[20:]))
     mean, deviation = np.zeros(3), np.ones(3)
