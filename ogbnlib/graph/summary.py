@@ -10,11 +10,7 @@ from ..files import shown
 from .npz import Array
 from .store import Store
 
-# what to do about a count, by the name of its entry in store.json
-_REMEDIES = {
-    "spread_over_100_times_the_median": " (standardize: true in dataset.yaml scales them, in Python "
-    "standardize=True)"
-}
+_REMEDIES = {"spread_over_100_times_the_median": " (in dataset.yaml: standardize: true)"}
 
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:

@@ -52,8 +52,7 @@ class Options:
         num_classes: None for the largest label plus one.
         drop_unknown: leave out edges of names that no node has.
         drop_unlabelled: take nodes without a label out of the splits.
-        standardize: subtract the train nodes' mean from each feature, and divide by their
-            deviation: True for all, or a list of names and patterns of feature columns.
+        standardize: see `convert`.
     """
 
     undirected: bool | None = None
@@ -70,10 +69,8 @@ class Options:
             if value is not None and str(value).lower() not in words:
                 raise InputError(f"{name}: expected {' or '.join(words)}, got {value!r}")
         if not isinstance(self.standardize, bool | list | tuple):
-            raise InputError(
-                "standardize: expected true, false or a list of columns such as "
-                f'[year, "emb_*"], got {self.standardize!r}'
-            )
+            expected = "true, false or a list of columns"
+            raise InputError(f"standardize: expected {expected}, got {self.standardize!r}")
 
     def overridden(self, **values: Any) -> Self:
         """Return the options with these values, but for those that are None."""

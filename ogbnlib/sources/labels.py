@@ -66,8 +66,7 @@ def most_exact(dtype: np.dtype[Any]) -> int:
 
 
 def by_node(where: str, values: Array, start: int = 0) -> Refuse:
-    """Return the `Refuse` of values [n] or [n, 1] of nodes from `start` on; its message names the
-    first wrong value and its node."""
+    """Return a function that refuses the first wrong one of `values`, of nodes from `start` on."""
 
     def refuse(wrong: Array, expected: str, hint: str) -> None:
         rows = np.flatnonzero(wrong)
@@ -81,8 +80,7 @@ def by_node(where: str, values: Array, start: int = 0) -> Refuse:
 
 
 def clean_labels(values: Array, num_classes: int, refuse: Refuse) -> Array:
-    """Convert labels [n] of any numeric dtype to `label_dtype`, -1 where they are -1 or NaN; others
-    must be whole numbers from 0 to num_classes - 1."""
+    """Convert labels [n] of any numeric dtype to `label_dtype`, -1 where they are -1 or NaN."""
     known = values != -1  # bool [n], which nodes have a label
     largest = num_classes - 1
     if values.dtype.kind == "f":

@@ -62,7 +62,7 @@ def read_ids(store: Store, file: Path) -> Array:
 
 def _find(store: Store, pieces: Sequence[Piece]) -> Array:
     """Return the node number of each name in the pieces of one column, int64 [n]."""
-    # the store's array of names; "" if names are node numbers. Propagated features have node_id.
+    # the store's array of names, node_id if features were propagated; "": names are node numbers
     array = next((name for name in ("node_name", "node_id") if name in store.files), "")
     kind = "string" if array and store.files[array].dtype.startswith("|S") else "int64"
     if kind == "string" and any(pa.types.is_integer(piece.values.type) for piece in pieces):

@@ -41,8 +41,7 @@ def fetch(
 ) -> Path:
     """Return the folder of an official data set under `root`, downloading it if it is missing.
 
-    A broken download is resumed. The folder appears whole or not at all. `say` gets the line on the
-    bytes to come, and `progress` shows bars.
+    A broken download is resumed. The folder appears whole or not at all. `say` prints its size.
     """
     folder = official_folder(name, home(root))
     url = f"{_SERVER}/{_ARCHIVES[name]}.zip"

@@ -36,16 +36,12 @@ _CSV: Mapping[str, Mapping[str, str]] = {
 
 def split_folder(path: Path) -> Path:
     """Return the folder with the files of the splits: split/time, else the only one in split/."""
-    folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
-    time = path / "split" / "time"
-    if time in folders:
-        return time
-    if len(folders) != 1:
-        names = sorted(entry.name for entry in folders)
+    folders = {entry.name: entry for entry in (path / "split").glob("*") if entry.is_dir()}
+    if "time" not in folders and len(folders) != 1:
         raise InputError(
-            f"{path / 'split'}: expected a folder named time, or just one, found {names}"
+            f"{path / 'split'}: expected a folder named time, or just one, found {sorted(folders)}"
         )
-    return folders[0]
+    return folders["time"] if "time" in folders else next(iter(folders.values()))
 
 
 def csv_layout(folder: Path) -> Description | None:
@@ -55,9 +51,7 @@ def csv_layout(folder: Path) -> Description | None:
     splits = split_folder(folder)
     columns = {folder / name: roles for name, roles in _CSV.items()}
     columns |= {splits / f"{split}.csv.gz": {"1": split} for split in SPLITS}
-    files = [
-        DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
-    ]
+    files = [DataFile(path, str(path), "", roles, header=False) for path, roles in columns.items()]
     return Description(folder, files)
 
 
@@ -186,11 +180,7 @@ def _write_npz(
     with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, (shape, kind, chunks) in members.items():
             dtype = np.dtype(kind)
-            header = {
-                "descr": np.lib.format.dtype_to_descr(dtype),
-                "fortran_order": False,
-                "shape": tuple(shape),
-            }
+            header = {"descr": dtype.str, "fortran_order": False, "shape": tuple(shape)}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
                 for chunk in chunks:

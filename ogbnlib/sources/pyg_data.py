@@ -45,10 +45,8 @@ def from_data(
     if missing:
         remedies = "; ".join(_REMEDIES[name] for name in missing)
         raise InputError(f"data: found no {', '.join(missing)}; {remedies}")
-    # a scalar x counts as one node here; `from_arrays` refuses its shape
-    num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))
     if splits is None:
-        splits = _masks_of(values, num_nodes)
+        splits = _masks_of(values)
     unused = {*values} - {*_REMEDIES, *_MASKS.values(), "num_nodes"}
     if unused:
         print(f"{path}: a store does not keep {', '.join(sorted(unused))} of the data")
@@ -64,9 +62,10 @@ def from_data(
     return store
 
 
-def _masks_of(values: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
+def _masks_of(values: Mapping[str, Any]) -> dict[str, Array]:
     if not {*_MASKS.values()} <= {*values}:
         raise InputError(f"data: expected {', '.join(_MASKS.values())}; {_SPLITS}")
+    num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))  # a scalar is refused later
     return {
         split: as_ids(values[name], num_nodes, f"data.{name}", are_mask=True)
         for split, name in _MASKS.items()
@@ -94,18 +93,14 @@ def _attributes(data: Any) -> dict[str, Any]:
 def _only_graph(data: Any) -> Any:
     """Return the graph of a PyG data set, or of the tuple that one saves; other `data` as it is."""
     if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[1], Mapping | None):
-        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices). `slices`
-        # has for each attribute where each graph begins, and the end: one entry more than graphs.
-        # A map among them is of a HeteroData; None stands for the slices of one graph.
+        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices). For each
+        # attribute, `slices` has where each graph begins, and the end; None stands for one graph.
         offsets = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]
-        _check_count(max((len(ends) - 1 for ends in offsets), default=1))
-        return data[0]
-    if hasattr(data, "processed_dir"):  # a PyG data set
-        _check_count(len(data))
-        return data[0]
-    return data
-
-
-def _check_count(count: int) -> None:
+        count = max((len(ends) - 1 for ends in offsets), default=1)
+    elif hasattr(data, "processed_dir"):  # a PyG data set
+        count = len(data)
+    else:
+        return data
     if count != 1:
         raise InputError(f"data: expected one graph, got {count}; pass one of them, dataset[i]")
+    return data[0]

@@ -116,8 +116,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
 
 
 def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
-    """Return a lock under which one process creates `target` while the others wait; look for
-    `target` again once inside.
+    """Return a lock under which one process creates `target` while the others wait, then find it.
 
     `check` is called while waiting; its exception ends the wait.
     """

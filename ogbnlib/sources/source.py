@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -195,18 +194,14 @@ def _targets(colptr: Array, begin: int, count: int) -> Array:
 def standardized(
     source: Source, which: bool | Sequence[str], train: Array, done: Callable[[int], object]
 ) -> Source:
-    """Return a source whose features are those of `source`, standardized, as float64.
+    """Return the source with features of mean 0 and standard deviation 1 on the train nodes.
 
-    Its origin has mean and deviation of each feature: (original - mean) / deviation. Features that
-    are not standardized have 0 and 1. One pass over the features is made here.
+    Its origin has mean and deviation of each feature, 0 and 1 of those that stay as they are.
 
     Args:
         which: True for all features, or names and patterns of columns.
         train: int64 ids of the train nodes.
-        done: called with the number of feature values after each slice.
-
-    Raises:
-        InputError: no train nodes, no such column, or features that are standardized already.
+        done: called with the number of feature values after each slice of a pass over them.
     """
     if "standardized" in source.origin:
         raise InputError(f"standardize: {source.name} is standardized; convert the original data")
@@ -216,13 +211,11 @@ def standardized(
     mean, deviation = _scale(source, NodeSet(source.num_nodes, train), done)
     mean[~selected] = 0
     deviation[~selected | (deviation == 0)] = 1  # a constant column has deviation 0
+    scale = {"mean": mean.tolist(), "deviation": deviation.tolist()}
     return replace(
         source,
         x_chunks=lambda: ((rows - mean) / deviation for rows in _feature_slices(source)),
-        origin={
-            **source.origin,
-            "standardized": {"mean": mean.tolist(), "deviation": deviation.tolist()},
-        },
+        origin={**source.origin, "standardized": scale},
     )
 
 
@@ -230,19 +223,16 @@ def _selected(source: Source, which: bool | Sequence[str]) -> Array:
     """Return which features to standardize, bool [F]."""
     if isinstance(which, bool):
         return np.full(source.num_features, which)
-    # a column `emb` of lists has the features emb[0], emb[1], ...; those of an array have no names
+    # a column `emb` of lists has the features emb[0], emb[1], ...; an array's have no names
     columns = [re.sub(r"\[\d+\]$", "", name) for name in source.feature_names]
-    masks = {
-        pattern: [pattern == column or fnmatchcase(column, pattern) for column in columns]
-        for pattern in map(str, which)
-    }
-    unknown = [pattern for pattern, mask in masks.items() if not any(mask)]
-    if unknown:
-        known = get_close_matches(unknown[0], columns, 1) or [*dict.fromkeys(columns)][:20]
-        raise InputError(
-            f"standardize: expected {' or '.join(['true', *known])}, found no feature {unknown[0]!r}"
-        )
-    return np.any([*masks.values()], axis=0)
+    selected = np.zeros(source.num_features, bool)
+    for pattern in map(str, which):
+        matches = [pattern == column or fnmatchcase(column, pattern) for column in columns]
+        if not any(matches):
+            known = [*dict.fromkeys(columns)][:20]
+            raise InputError(f"standardize: expected true or some of {known}, found {pattern!r}")
+        selected |= matches
+    return selected
 
 
 def _feature_slices(source: Source) -> Iterator[Array]:
@@ -251,10 +241,8 @@ def _feature_slices(source: Source) -> Iterator[Array]:
 
 
 def _scale(source: Source, train: NodeSet, done: Callable[[int], object]) -> tuple[Array, Array]:
-    """Return mean and standard deviation of each feature on the train nodes, float64 [F].
-
-    Slices are combined as by Chan, Golub and LeVeque (COMPSTAT 1982).
-    """
+    """Return mean and standard deviation of each feature on the train nodes, float64 [F]; slices are
+    combined as by Chan, Golub and LeVeque (COMPSTAT 1982)."""
     count = 0  # train nodes so far
     mean = np.zeros(source.num_features)
     squares = np.zeros(source.num_features)  # sum of (value - mean) ** 2
@@ -264,12 +252,11 @@ def _scale(source: Source, train: NodeSet, done: Callable[[int], object]) -> tup
         if count == 0 and len(values):
             mean = values[0]  # then the differences of a constant column are exactly 0
         differences = values - mean
-        total = count + len(values)
-        share = len(values) / max(1, total)  # of the slice
         shift = differences.sum(axis=0) / max(1, len(values))  # the slice's mean - mean
+        share = len(values) / max(1, count + len(values))  # of the slice
         squares += ((differences - shift) ** 2).sum(axis=0) + shift**2 * count * share
         mean = mean + shift * share
-        count = total
+        count += len(values)
         begin += len(rows)
         done(rows.size)
     return mean, np.sqrt(squares / count)

@@ -76,7 +76,7 @@ class _Tables(NamedTuple):
 
 @kernel_with(inline="always")
 def _draw(key: np.uint64, node: int, k: int) -> np.uint64:
-    # 64 random bits for (stream, node, k); `k` numbers a paper's references
+    # 64 random bits; `k` is the number of a reference among the paper's, or 0
     return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
 
 
@@ -97,8 +97,7 @@ def _degree(tables: _Tables, j: int) -> int:
     """Return the number of references of the j-th paper in time; the first block has none."""
     if j < 1024:  # BLOCK
         return 0
-    bits = _draw(tables.keys[0], j, 0)
-    # rounded up or down at random, so that the mean stays
+    bits = _draw(tables.keys[0], j, 0)  # their number is rounded at random, so that its mean stays
     return int(tables.degrees[bits & np.uint64(1023)] + _uniform(mix(bits)))
 
 
@@ -217,7 +216,6 @@ def _class_means(random: np.random.Generator, num_classes: int, num_features: in
 
 
 class _CitationGraph:
-    # Its methods are those of a `Source`.
     def __init__(
         self,
         num_nodes: int,
@@ -253,7 +251,7 @@ class _CitationGraph:
         return sum(int(_count_edges(*span, self._tables)) for span in self._spans(_NODES))
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        # papers100M has 15 references a paper
+        # a paper has 14.5 references on average
         for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
             src, dst = np.empty((2, _count_edges(*span, self._tables)), np.int64)
             _citations(*span, self._tables, self._num_fields, src, dst)
@@ -314,13 +312,12 @@ def _citations_like(
         if not low <= value <= high:
             raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
     num_nodes = round(PAPERS.num_nodes * scale)
-    least = 8 * BLOCK  # nodes, so that each split's period has papers of several blocks
+    least = 8 * BLOCK  # the shortest period, 12 % of the nodes, then has about one block
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < least or min(split_sizes.values()) < 1:
         raise InputError(
-            f"scale: expected at least "
-            f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split), "
-            f"got {scale!r}, which makes {num_nodes} nodes"
+            f"scale: expected at least {least / PAPERS.num_nodes:.1e} ({least} nodes, a label in "
+            f"each split), got {scale!r}, which makes {num_nodes} nodes"
         )
     graph = _CitationGraph(num_nodes, split_sizes, seed, num_features, num_classes)
     return Source(
@@ -400,9 +397,8 @@ def prepare_dataset(
     else:
         store = _synthetic_store(home(data_dir), scale, seed, bool(undirected))
     print(
-        f"{shown(store.path)}: "
-        f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
-        f"{format_bytes(store.nbytes)}"
+        f"{shown(store.path)}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, "
+        f"{store.num_features} features, {format_bytes(store.nbytes)}"
     )
     return str(store.path)
 
