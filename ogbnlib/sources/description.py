@@ -69,8 +69,9 @@ class Options:
             if value is not None and str(value).lower() not in words:
                 raise InputError(f"{name}: expected {' or '.join(words)}, got {value!r}")
         if not isinstance(self.standardize, bool | list | tuple):
-            expected = "true, false or a list of columns"
-            raise InputError(f"standardize: expected {expected}, got {self.standardize!r}")
+            raise InputError(
+                f"standardize: expected true, false or a list of columns, got {self.standardize!r}"
+            )
 
     def overridden(self, **values: Any) -> Self:
         """Return the options with these values, but for those that are None."""

@@ -16,8 +16,8 @@ AS_VALUES = (
     "numbers for a loop of your own are declared as values in dataset.yaml, in Python by "
     "targets=True"
 )
-# Raises an InputError unless all of a mask of wrong values [n] is false; its other arguments are the
-# expectation and the end of the message, such as "; do they begin at 1?".
+# Raises an InputError if the mask of wrong values, bool [n], is true anywhere; its other arguments
+# are the expectation and the end of the message.
 Refuse = Callable[[Array, str, str], None]
 NOT_CLASSES = (
     "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); "
@@ -69,9 +69,8 @@ def by_node(where: str, values: Array, start: int = 0) -> Refuse:
     """Return a function that refuses the first wrong one of `values`, of nodes from `start` on."""
 
     def refuse(wrong: Array, expected: str, hint: str) -> None:
-        rows = np.flatnonzero(wrong)
-        if len(rows):
-            row = int(rows[0])
+        if wrong.any():
+            row = int(wrong.argmax())  # the first one
             raise InputError(
                 f"{where}: expected {expected}, found {values[row]} at node {start + row}{hint}"
             )

@@ -32,6 +32,8 @@ _CSV: Mapping[str, Mapping[str, str]] = {
     "raw/node-feat.csv.gz": {"*": "feature"},
     "raw/node-label.csv.gz": {"*": "label"},
 }
+# arrays to write to an .npz file: their names, each with shape, dtype and chunks
+_Members = Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]
 
 
 def split_folder(path: Path) -> Path:
@@ -79,11 +81,9 @@ def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
 
     if (folder / _SPLIT_DICT).is_file():
         return read_split_dict(folder / _SPLIT_DICT)
-    tables = []
-    for split in SPLITS:
-        table = open_table(folder / f"{split}.csv.gz", header=False)
-        table.roles = {"1": split}
-        tables.append(table)
+    tables = [open_table(folder / f"{split}.csv.gz", header=False) for split in SPLITS]
+    for table, split in zip(tables, SPLITS, strict=True):
+        table.roles = {"1": split}  # the only column has the ids
     return read_splits(tables, Nodes(num_nodes, "node_feat"))
 
 
@@ -155,10 +155,8 @@ def _ends(edges: Member, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         return
     # In C order, row 1 of a [2, E] array starts halfway through the file. A second stream skips
     # to that place, and both are read in step.
-    num_edges = edges.shape[1]
-    yield from zip(
-        edges.pieces(chunk_edges, 0, num_edges), edges.pieces(chunk_edges, num_edges), strict=True
-    )
+    sources = edges.pieces(chunk_edges, 0, edges.shape[1])
+    yield from zip(sources, edges.pieces(chunk_edges, edges.shape[1]), strict=True)
 
 
 def _header(file: Path, name: str, kinds: str) -> Member:
@@ -172,10 +170,7 @@ def _header(file: Path, name: str, kinds: str) -> Member:
     return member
 
 
-def _write_npz(
-    path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]
-) -> None:
-    # of each member of the file: its name, shape, dtype and chunks
+def _write_npz(path: StrPath, members: _Members) -> None:
     # Level 1, because features are close to noise: level 6 takes twice the time to save 1 %.
     with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, (shape, kind, chunks) in members.items():
@@ -207,8 +202,7 @@ def write_layout(folder: Path, source: Source) -> None:
     num_nodes = source.num_nodes
     # row 0 of edge_index has all sources, row 1 all destinations: two passes over the edges
     rows = (chunk[row] for row in (0, 1) for chunk in source.edge_chunks(2**20))
-    # shape, dtype and chunks of each array
-    data: dict[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]] = {
+    data: _Members = {
         "edge_index": ((2, source.num_edges), np.int64, rows),
         "node_feat": ((num_nodes, source.num_features), np.float32, source.x_chunks()),
         "node_year": ((num_nodes, 1), np.int64, _years(source)),
@@ -224,12 +218,9 @@ def write_layout(folder: Path, source: Source) -> None:
         folder / "raw" / "node-label.npz", {"node_label": ((num_nodes, 1), np.float32, labels)}
     )
     for split, ids in source.read_splits().items():
-        with (
-            open(folder / "split" / "time" / f"{split}.csv.gz", "wb") as file,
-            # no file name and no time in the header: the same ids give the same bytes
-            gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
-        ):
-            packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
+        # without a time in the header, the same ids give the same bytes
+        packed = gzip.compress("".join(f"{node}\n" for node in ids.tolist()).encode(), mtime=0)
+        (folder / "split" / "time" / f"{split}.csv.gz").write_bytes(packed)
     # without this file ogb asks on the terminal whether to update
     (folder / "RELEASE_v1.txt").touch()
     (folder / DESCRIPTION).write_text(f"num_classes: {source.num_classes}\n")

@@ -23,10 +23,9 @@ def find_store(dataset: StrPath) -> Store:
         problem = f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)})"
         if not path.exists():
             raise InputError(f"{problem}, found none{whereabouts()}")
-        new_store = f"{name.rstrip('/')}.store"
         raise InputError(
             f"{problem}; make a store of it once: python -m ogbnlib convert "
-            f"{shlex.quote(name)} {shlex.quote(new_store)}"
+            f"{shlex.quote(name)} {shlex.quote(name.rstrip('/') + '.store')}"
         )
     store = official_folder(name, OFFICIAL_DIR).with_suffix(".store")
     if is_store(store):

@@ -57,22 +57,18 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
         raise InputError(
             f"{', '.join(missing)}: expected beside {', '.join(values)}, such as {missing[0]}=30M"
         )
-    numbers = {name: _number(name, value) for name, value in values.items()}
-    sizes: dict[str, Any] = {**_OTHERS, **numbers}
+    sizes: dict[str, Any] = _OTHERS | {name: _number(name, value) for name, value in values.items()}
     seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}  # sizes of the splits
     return GraphSize("your graph", num_seeds=seeds, **sizes)
 
 
 def _number(name: str, value: object) -> int:
     """Parse a whole number such as 30M, 1.6B, 300k or 1,000, from 1 (of valid and test from 0) on."""
+    least = min(1, _OTHERS.get(name, 1))  # 0 where the default is 0
     match = _NUMBER.fullmatch(str(value).strip())
-    number = 0.0
     if match is not None:
         digits, unit = match.groups()
         number = float(re.sub("[_,]", "", digits)) * _UNITS[unit.lower()]
-    least = min(1, _OTHERS.get(name, 1))  # 0 where the default is 0
-    if match is None or not least <= number <= 2**48 or round(number) != number:
-        raise InputError(
-            f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}"
-        )
-    return round(number)
+        if least <= number <= 2**48 and round(number) == number:
+            return round(number)
+    raise InputError(f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}")

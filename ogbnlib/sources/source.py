@@ -125,8 +125,7 @@ def checked_edges(
     for chunk in chunks:
         pairs = np.stack([ids.astype(np.int64, copy=False) for ids in chunk])  # [2, n]
         if pairs.min() < 0 or pairs.max() >= num_nodes:
-            are_wrong = ((pairs < 0) | (pairs >= num_nodes)).any(axis=0)
-            wrong = int(np.flatnonzero(are_wrong)[0])
+            wrong = int(((pairs < 0) | (pairs >= num_nodes)).any(axis=0).argmax())  # the first one
             raise InputError(
                 f"{where}: expected node ids from 0 to {num_nodes - 1}, found edge {begin + wrong} "
                 f"is {tuple(pairs[:, wrong].tolist())}{from_one(pairs, num_nodes)}"
@@ -150,7 +149,7 @@ def from_store(store: Store) -> Source:
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for _ in store.chunks("colptr", checked=True):
             pass  # only checks the offsets, which `_targets` trusts
-        for begin, sources in store.chunks("row", checked=True):  # `begin`: the first edge's number
+        for begin, sources in store.chunks("row", checked=True):  # `begin`: number of an edge
             for part in slices(sources, chunk_edges):
                 yield part.astype(np.int64), _targets(store.colptr, begin, len(part))
                 begin += len(part)
@@ -229,8 +228,10 @@ def _selected(source: Source, which: bool | Sequence[str]) -> Array:
     for pattern in map(str, which):
         matches = [pattern == column or fnmatchcase(column, pattern) for column in columns]
         if not any(matches):
-            known = [*dict.fromkeys(columns)][:20]
-            raise InputError(f"standardize: expected true or some of {known}, found {pattern!r}")
+            raise InputError(
+                f"standardize: expected true or some of {[*dict.fromkeys(columns)][:20]}, found "
+                f"{pattern!r}"
+            )
         selected |= matches
     return selected
 

@@ -24,8 +24,7 @@ def test_sizes_are_numbers_with_units() -> None:
     size = take_sizes(parameters)
     assert size is not None
     assert parameters == {"epochs": "2"}
-    sizes = (size.num_nodes, size.num_edges, size.num_seeds["train"])
-    assert sizes == (30 * 10**6, 3 * 10**8, 300_000)
+    assert (size.num_nodes, size.num_edges, size.num_seeds["train"]) == (3e7, 3e8, 3e5)
     assert take_sizes({"epochs": "2"}) is None
 
 
