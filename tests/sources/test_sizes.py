@@ -31,9 +31,7 @@ def test_sizes_are_numbers_with_units() -> None:
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"num_nodes": "x"}, "num_nodes: "),
-        ({"num_nodes": "0"}, "num_nodes: "),
-        ({"num_edges": "1.5"}, "num_edges: "),
+        *(({"num_nodes": wrong}, "num_nodes: .*whole number") for wrong in ("x", "0", "1.5")),
         ({"num_features": None}, "num_features: .*num_nodes, num_edges, num_train"),
         ({"dataset": "data/papers"}, "dataset"),
     ],
