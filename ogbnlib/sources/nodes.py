@@ -54,10 +54,8 @@ class Nodes:
         keys = []  # for each name 64 bits: a whole number itself, or the hash of a text
         for piece in table.pieces(column):
             keys.append(piece.keys(self.kind, self._expected))
-            if self.kind == "string":
-                self._width = max(
-                    self._width, pc.max(_lengths(piece)).as_py() or 1
-                )  # None: no rows
+            if self.kind == "string":  # the maximum is None for a piece without rows
+                self._width = max(self._width, pc.max(_lengths(piece)).as_py() or 1)
         if self._width > LONGEST_NAME:
             _refuse_long_names(table, column)
         self._index = pd.Index(np.concatenate(keys))  # its position i has the key of row i
@@ -89,8 +87,8 @@ class Nodes:
         its first value is true or false, or it stands next to columns of other roles."""
         if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
             return True
-        pieces = table.pieces(table.all(split)[0])
-        first_value = next((piece.values[0].as_py() for piece in pieces), None)  # None: no rows
+        filled = (piece for piece in table.pieces(table.all(split)[0]) if len(piece.values))
+        first_value = next((piece.values[0].as_py() for piece in filled), None)  # None: no rows
         return str(first_value).strip().lower() in ("true", "false")  # text, or a boolean
 
     def find(self, piece: Piece) -> Array:
@@ -238,7 +236,7 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
     check_rows(table, nodes)
     pieces = [*table.pieces(column)]
     has_names = nodes.names is None or any((nodes.find(piece) >= 0).any() for piece in pieces)
-    if pieces and not has_names:
+    if table.num_rows and not has_names:
         print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
         nodes = Nodes(nodes.num_nodes, table.file.name)
     return np.concatenate([none, *map(nodes, pieces)])  # in the order of the file

@@ -411,10 +411,9 @@ def test_features_are_standardized_on_the_train_nodes(
 
 
 def test_standardized_columns_train_where_raw_scales_fail_in_little_memory(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).normal(0, 0.3, (400_000, 32)).astype(np.float32)
-    y = np.arange(len(x)) % 4
-    x += np.eye(4, 32, dtype=np.float32)[y]
-    x[:, 31] *= 1e6
+    y = np.arange(400_000) % 4
+    x = np.random.default_rng(0).normal(0, 0.3, (len(y), 32)) + np.eye(4, 32)[y]
+    x *= [*[1] * 31, 1e6]
     splits = dict(zip(SPLITS, np.split(np.arange(3000), [1000, 2000]), strict=True))
     graph: Any = {"edge_index": np.arange(1000).repeat(2).reshape(2, 1000), "splits": splits}
     for which in (False, True):
@@ -448,12 +447,13 @@ def test_classes_are_names_as_written(small: Arrays, tmp_path: Path) -> None:
 def test_edges_of_other_names_are_left_out_and_counted(small: Arrays, tmp_path: Path) -> None:
     src, dst = small["edge_index"] + 100
     files = {"edges.csv": lines(src, dst) + "7,101\n-5,7\n", "nodes.npy": np.arange(SMALL) + 100}
+    files["test.csv"] = "node_id\n"  # an empty split
     folder = write_small(tmp_path / "own", small, files)
     with pytest.raises(InputError, match="found '7'; drop_unknown"):
         convert(folder, tmp_path / "new", progress=False)
     (folder / "dataset.yaml").write_text("drop_unknown: true\n")
     store = convert(folder, tmp_path / "new", progress=False)
-    assert (store.num_edges, store.summary["dropped_edges"]) == (90, 2)
+    assert (store.num_edges, store.summary["dropped_edges"], store.num_seeds["test"]) == (90, 2, 0)
 
 
 def test_unlabelled_nodes_leave_the_splits_and_not_the_graph(small: Arrays, tmp_path: Path) -> None:
