@@ -66,7 +66,7 @@ _NUM_STREAMS = 9
 class _Tables(NamedTuple):
     """Arrays from which the kernels draw a graph."""
 
-    keys: Array  # uint64 [9], one for each random stream
+    keys: Array  # uint64 [9], one for each of the streams that `_NUM_STREAMS` counts
     order: Array  # int64 [4], see `_shuffled_order`
     degrees: Array  # float64 [1024], number of references by quantile
     slot_class: Array  # int64 [1024], the class of each slot in a block; ascending
@@ -105,7 +105,7 @@ def _degree(tables: _Tables, j: int) -> int:
 def _count_edges(begin: int, end: int, tables: _Tables) -> int:
     total = 0
     for v in range(begin, end):
-        total += _degree(tables, _number(v, tables.order))
+        total += _degree(tables, _number(v, tables.order))  # references of paper v
     return total
 
 
@@ -113,8 +113,8 @@ def _count_edges(begin: int, end: int, tables: _Tables) -> int:
 def _citations(
     begin: int, end: int, tables: _Tables, num_fields: int, src: Array, dst: Array
 ) -> None:
-    """Fill `src` with the ids of the citing papers, `begin` to `end`, `dst` with those of the cited
-    ones; both are int64, with an entry for each reference."""
+    """Fill `src` with the ids of the citing papers, `begin` to `end` - 1, `dst` with those of the
+    cited ones; both are int64, with an entry for each reference."""
     keys, order, _, slot_class, class_slot, _ = tables
     num_nodes, multiplier, _, shift = order
     span = _RECENT_SPAN * num_nodes / 1024  # blocks; the mean age of recent references
