@@ -41,7 +41,7 @@ def fetch(
 ) -> Path:
     """Return the folder of an official data set under `root`, downloading it if it is missing.
 
-    A broken download is resumed. The folder appears whole or not at all. `say` prints its size.
+    A broken download is resumed. The folder appears whole or not at all. `say` gets a line on it.
     """
     folder = official_folder(name, home(root))
     url = f"{_SERVER}/{_ARCHIVES[name]}.zip"
@@ -111,7 +111,7 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
 
 def is_official(name: str) -> bool:
     """Whether a name begins like OGB's names; False if a folder has this name."""
-    # `official_folder` refuses all prefixes but the first
+    # names with other prefixes than the first count, too: `official_folder` says why it refuses them
     return name.startswith(("ogbn-", "ogbn_", *REFUSED)) and not Path(name).is_dir()
 
 

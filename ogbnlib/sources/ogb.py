@@ -75,7 +75,7 @@ def read_split_dict(file: Path) -> dict[str, Array]:
 
 
 def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """Return the int64 ids in the files of the split folder, unchecked but for their range."""
+    """Return the int64 ids of the splits in the files of the split folder."""
     from .nodes import Nodes, read_splits  # imports pyarrow and pandas
     from .tables import open_table
 
@@ -93,6 +93,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     Without `num_classes`, the labels are read, and it is the largest label plus one.
     """
     path = home(path)
+    # a change of these files until the end of the conversion is refused
     files = [*(path / "raw").rglob("*"), *(path / "split").rglob("*"), path / DESCRIPTION]
     data = path / "raw" / "data.npz"
     edges = _header(data, "edge_index", "iu")

@@ -53,7 +53,7 @@ def size_of(dataset: str) -> GraphSize:
     try:
         return find_store(dataset)
     except InputError:
-        if dataset not in KNOWN or not is_official(dataset):
+        if dataset not in KNOWN or not is_official(dataset):  # a folder may have such a name, too
             raise
         return KNOWN[dataset]
 

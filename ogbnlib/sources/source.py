@@ -88,7 +88,7 @@ class Source:
         return next(files, f"splits[{split!r}]")
 
     def columns(self, numbers: Sequence[int] | Array) -> str:
-        """Return the names of features, at most 20, for messages."""
+        """Return the names of the features with these numbers, at most 20, for messages."""
         names = self.feature_names or range(self.num_features)
         return ", ".join(repr(names[number]) for number in numbers[:20])
 

@@ -208,9 +208,9 @@ def _class_sizes(random: np.random.Generator, num_classes: int) -> Array:
 
 def _class_means(random: np.random.Generator, num_classes: int, num_features: int) -> Array:
     """Return the mean features of the classes [C, F], in a space of dimension `_RANK` at most."""
-    rank = min(_RANK, num_features)
+    rank = min(_RANK, num_features)  # dimension of the space of the means
     axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]  # orthonormal [F, rank]
-    latent = random.standard_normal((num_classes, rank))
+    latent = random.standard_normal((num_classes, rank))  # the means' coordinates in this space
     latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
     return latent @ axes.T
 
@@ -303,6 +303,7 @@ def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
+    # Nothing is written here: the source is only named like the file or folder `path`.
     for name, value, low, high in (
         ("scale", scale, 0, 1),
         ("seed", seed, 0, math.inf),
