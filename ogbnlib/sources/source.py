@@ -18,7 +18,7 @@ from ..graph.store_format import Stamp, stamp
 from .description import Options
 from .formats import files_of
 
-_SLICE_VALUES = 2**19  # feature values that are standardized at a time: 4 MB of float64
+_SLICE_VALUES = 2**18  # feature values that are standardized at a time: 2 MB of float64
 
 
 @dataclass(frozen=True, kw_only=True)
