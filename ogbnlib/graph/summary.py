@@ -10,6 +10,8 @@ from ..files import shown
 from .npz import Array
 from .store import Store
 
+_REMEDIES = {"spread_over_100_times_the_median": " (in dataset.yaml: standardize: true)"}
+
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
     """Return the summary's entries on labels; `sizes`, int64 [C], C >= 1, is the number of nodes of
@@ -37,6 +39,7 @@ def summarized(store: Store) -> str:
         counts[name] = f"{store.class_names[number]!r} with {num_nodes:,}"
     words = [
         f"{name.replace('_', ' ')}: {count if isinstance(count, str) else format(count, ',')}"
+        f"{_REMEDIES.get(name, '')}"
         for name, count in counts.items()
     ]
     return "\n".join(

@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,7 @@ from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, official_folder
-from .source import Source, from_store
+from .source import Source, from_store, standardized
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
 _DEFAULT_BYTES = 2**30
@@ -216,7 +216,8 @@ class _Conversion:
         """Return the summary's entry on columns that larger numbers let outweigh the others."""
         spread = np.concatenate(self._sample).std(axis=0, dtype=np.float64)
         usual = np.median(spread[spread > 0].tolist() or [1.0])  # without constant columns
-        names = self.source.columns(np.flatnonzero(spread > _WIDE * usual))
+        divisor = np.array(self.source.origin.get("standardized", {}).get("deviation", 1.0))
+        names = self.source.columns(np.flatnonzero((spread > _WIDE * usual) & (divisor == 1)))
         return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
 
 
@@ -298,6 +299,7 @@ def convert(
     description: StrPath | None = None,
     undirected: bool | None = None,
     feature_dtype: FeatureDtype | None = None,
+    standardize: bool | Sequence[str] | None = None,
     memory_limit: str | int | None = None,
     progress: Progress = True,
 ) -> Store:
@@ -313,13 +315,17 @@ def convert(
         feature_dtype: float16 halves the bytes and refuses values beyond its range, int8 again:
             255 evenly spaced values a column. By default this and `undirected` are as in
             `dataset.yaml`, else as in the data, float64 as float32.
+        standardize: subtract the train nodes' mean from each feature, divide by their deviation:
+            True, or names and patterns of columns. `store.origin["standardized"]` has both.
         memory_limit: "4 GB" or bytes for this process, written pages included. By default 95 % of
             its limit, at most 1 GB more than it uses now, which is enough for ogbn-papers100M.
         progress: show a bar, or in a log a line every 30 s; a function is called instead.
     """
     if not isinstance(source, Source):
         source = open_source(source, description=description)
-    options = source.options.overridden(undirected=undirected, feature_dtype=feature_dtype)
+    options = source.options.overridden(
+        undirected=undirected, feature_dtype=feature_dtype, standardize=standardize
+    )
     if source.undirected and options.undirected is False:
         raise InputError(
             f"undirected: {source.name} has the reverse of each edge, which can't be taken out again; "
@@ -332,6 +338,7 @@ def convert(
     check_new(target)  # before the data are read
     temporary = _check_disk(target, source, add_reverse, x_dtype)
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
+    x_bytes += source.num_features * bool(options.standardize)  # one for mean and deviation
     # bytes for the progress: features, int16 labels, edges as they are read and as they are sorted
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)
@@ -339,6 +346,8 @@ def convert(
     with new_folder(target) as folder, counted("convert", total, progress) as done:
         writer = StoreWriter(folder)
         writer.entries["summary"] = counts
+        if options.standardize:
+            source = standardized(source, options.standardize, splits["train"], done)
         _Conversion(source, writer, x_dtype, done).write(splits, add_reverse, workspace)
         source.check_unchanged()  # before the new store appears
         writer.finish(

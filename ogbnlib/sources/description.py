@@ -53,6 +53,7 @@ class Options:
         num_classes: None for the largest label plus one.
         drop_unknown: leave out edges of names that no node has.
         drop_unlabelled: take nodes without a label out of the splits.
+        standardize: see `convert`.
     """
 
     undirected: bool | None = None
@@ -60,6 +61,7 @@ class Options:
     num_classes: int | None = None
     drop_unknown: bool = False
     drop_unlabelled: bool = False
+    standardize: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
         check_num_classes(self.num_classes)
@@ -67,6 +69,10 @@ class Options:
             value = getattr(self, name)
             if value is not None and str(value).lower() not in words:
                 raise InputError(f"{name}: expected {' or '.join(words)}, got {value!r}")
+        if not isinstance(self.standardize, bool | list | tuple):
+            raise InputError(
+                f"standardize: expected true, false or a list of columns, got {self.standardize!r}"
+            )
 
     def overridden(self, **values: Any) -> Self:
         """Return the options with `values` in place of their own; a None replaces nothing."""
@@ -148,8 +154,9 @@ def read_description(file: Path, folder: Path) -> Description:
 def _with_option(options: Options, where: str, name: Text, value: object) -> Options:
     if name not in vars(options):
         raise InputError(f"{where}: {unknown_name(name, ('files', *vars(options)), 'option')}")
-    with contextlib.suppress(ValueError):  # words stay text
-        value = json.loads(str(value).lower())  # a number, true, false or null
+    if isinstance(value, Text):  # not a list of columns
+        with contextlib.suppress(ValueError):  # words stay text
+            value = json.loads(value.lower())  # a number, true, false or null
     try:
         return options.overridden(**{name: value})
     except InputError as error:

@@ -59,6 +59,7 @@ _FOOT = """\
 # feature_dtype: float16 # or float32, int8
 # drop_unknown: true     # leave out edges of names that no node has
 # drop_unlabelled: true  # nodes without a label leave the splits
+# standardize: true      # or a list of features: subtract the mean, divide by the deviation
 # num_classes: 5         # by default the largest label plus one
 """
 

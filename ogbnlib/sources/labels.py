@@ -16,7 +16,8 @@ AS_VALUES = (
     "numbers for a loop of your own are declared as values in dataset.yaml, in Python by "
     "targets=True"
 )
-# its arguments: which values are wrong, the expectation, and the end of the message
+# Raises an InputError if the mask of wrong values, bool [n], is true anywhere; its other arguments
+# are the expectation and the end of the message.
 Refuse = Callable[[Array, str, str], None]
 NOT_CLASSES = (
     "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); "
@@ -26,15 +27,15 @@ NOT_CLASSES = (
 
 def check_num_classes(value: Any) -> None:
     """Refuse a number of classes other than None or a whole number from 1 to `MAX_CLASSES`."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if value is not None and not (whole and 1 <= value <= MAX_CLASSES):
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if value is not None and not (is_whole and 1 <= value <= MAX_CLASSES):
         raise InputError(
             f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, found {value!r}"
         )
 
 
 def refuse_several_labels(where: str, count: int) -> NoReturn:
-    """Refuse labels [N, count]."""
+    """Refuse labels [N, count], of which a node has several."""
     raise InputError(
         f"{where}: expected one label a node, found {count} columns; one-hot labels become one by "
         f"argmax(axis=1), {AS_VALUES}"
@@ -44,9 +45,9 @@ def refuse_several_labels(where: str, count: int) -> NoReturn:
 def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
     """Yield chunks of targets [n] or [n, T] of any numeric dtype as float32, NaN for none; refuse
     values that are infinite in float32."""
-    begin = 0
+    begin = 0  # node of the chunk's first row
     for values in chunks:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # 1e39 becomes inf, and is refused below
             targets = values.astype(np.float32)
         rows = np.nonzero(np.isinf(targets))[0]
         if len(rows):
@@ -61,16 +62,15 @@ def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
 def most_exact(dtype: np.dtype[Any]) -> int:
     """Return the largest whole number that a float dtype tells from its neighbours: 2,047 in
     float16, 2**24 - 1 in float32."""
-    return int(2 ** (np.finfo(dtype).nmant + 1)) - 1
+    return int(2 ** (np.finfo(dtype).nmant + 1)) - 1  # one bit more than stored: the leading 1
 
 
 def by_node(where: str, values: Array, start: int = 0) -> Refuse:
     """Return a function that refuses the first wrong one of `values`, of nodes from `start` on."""
 
     def refuse(wrong: Array, expected: str, hint: str) -> None:
-        rows = np.flatnonzero(wrong)
-        if len(rows):
-            row = int(rows[0])
+        if wrong.any():
+            row = int(wrong.argmax())  # the first one
             raise InputError(
                 f"{where}: expected {expected}, found {values[row]} at node {start + row}{hint}"
             )
@@ -80,11 +80,11 @@ def by_node(where: str, values: Array, start: int = 0) -> Refuse:
 
 def clean_labels(values: Array, num_classes: int, refuse: Refuse) -> Array:
     """Convert labels [n] of any numeric dtype to `label_dtype`, -1 where they are -1 or NaN."""
-    known = values != -1
+    known = values != -1  # bool [n], which nodes have a label
     largest = num_classes - 1
     if values.dtype.kind == "f":
         known &= ~np.isnan(values)
-        largest = min(largest, most_exact(values.dtype))
+        largest = min(largest, most_exact(values.dtype))  # beyond it a label may be rounded
     expected = f"whole labels from 0 to {largest} in {values.dtype}, or NaN or -1 for none"
     refuse(known & (values != np.floor(values)), expected, NOT_CLASSES)
     hint = from_one(values[known], num_classes)
@@ -99,14 +99,14 @@ def count_classes(chunks: Iterable[Array], where: str) -> int:
     seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
-    used = int(seen.sum())
-    largest = int(np.flatnonzero(seen)[-1]) if seen.any() else -1
-    if largest < 0:
+    classes = np.flatnonzero(seen)  # ascending
+    if not len(classes):
         raise InputError(f"{where}: expected at least one label, found none")
     # A single wrong label of 15,000,000 would make a model of 15 million classes.
-    if largest + 1 > 2 * used + 100:
+    if classes[-1] + 1 > 2 * len(classes) + 100:
         raise InputError(
-            f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}; "
-            "write -1 or NaN for no label, or give num_classes (in dataset.yaml or Python)"
+            f"{where}: expected labels that leave few classes out, found {len(classes)} classes and "
+            f"the label {classes[-1]}; write -1 or NaN for no label, or give num_classes (in "
+            "dataset.yaml or Python)"
         )
-    return largest + 1
+    return int(classes[-1]) + 1

@@ -18,7 +18,7 @@ def refuse_leaks(source: Source) -> None:
     Raises:
         InputError: features leak; the message names the columns.
     """
-    for find, problem in (
+    for find, problem in (  # a function that returns the columns which leak, and what is wrong
         (_equal_to_labels, "equal to the labels on all labelled nodes; training would see them"),
         (
             _constant_in_splits,
@@ -37,11 +37,11 @@ def refuse_leaks(source: Source) -> None:
 
 def _equal_to_labels(source: Source) -> list[int]:
     """Return the feature columns that are the labels of all labelled nodes, of two classes at least."""
-    if not source.num_classes:
+    if not source.num_classes:  # targets
         return []
-    columns = np.arange(source.num_features)
+    columns = np.arange(source.num_features)  # equal to the labels so far
     classes = set[int]()
-    count = 0
+    count = 0  # labelled nodes
     for rows, labels in aligned([source.x_chunks(), source.label_chunks()]):
         labelled = labels >= 0
         columns = columns[(rows[labelled][:, columns] == labels[labelled, None]).all(axis=0)]
@@ -59,19 +59,19 @@ def _constant_in_splits(source: Source) -> list[int]:
     splits = [NodeSet(source.num_nodes, ids) for ids in ids_of if len(ids) >= _LEAST_NODES]
     if len(splits) < 2:
         return []
+    # of each split its first value in each column; NaN until a chunk has a node of the split
     values = np.full((len(splits), source.num_features), np.nan)
-    constant = np.ones(source.num_features, bool)
-    begin = 0
+    constant = np.ones(source.num_features, bool)  # columns with one value in each split so far
+    begin = 0  # first node of the chunk
     for rows in source.x_chunks():
         nodes = np.arange(begin, begin + len(rows))
-        for number, split in enumerate(splits):
+        for split, first in zip(splits, values, strict=True):
             members = rows[split.contains(nodes)]
             if len(members):
-                first = np.where(np.isnan(values[number]), members[0], values[number])
+                first[:] = np.where(np.isnan(first), members[0], first)
                 constant &= (members == first).all(axis=0)
-                values[number] = first
         if not constant.any():
             return []
         begin += len(rows)
-    varies = (values != values[0]).any(axis=0)
-    return np.flatnonzero(constant & varies).tolist()
+    differs = (values != values[0]).any(axis=0)  # between splits
+    return np.flatnonzero(constant & differs).tolist()

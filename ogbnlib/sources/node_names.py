@@ -50,7 +50,7 @@ def read_ids(store: Store, file: Path) -> Array:
     column: str | None = next((name for name in ("node_id", "id") if name in table.names), None)
     if column is None and len(table.names) == 1:
         column = table.names[0]
-        with contextlib.suppress(InputError):  # else the first line is a header
+        with contextlib.suppress(InputError):  # a first line that is no node's name is a header
             return _find(store, [*open_table(file, header=False).pieces("1")])
     if column is None:
         raise InputError(
@@ -61,6 +61,8 @@ def read_ids(store: Store, file: Path) -> Array:
 
 
 def _find(store: Store, pieces: Sequence[Piece]) -> Array:
+    """Return the node number of each name in the pieces of one column, int64 [n]."""
+    # the store's array of names, node_id if features were propagated; "": names are node numbers
     array = next((name for name in ("node_name", "node_id") if name in store.files), "")
     kind = "string" if array and store.files[array].dtype.startswith("|S") else "int64"
     if kind == "string" and any(pa.types.is_integer(piece.values.type) for piece in pieces):
@@ -70,13 +72,13 @@ def _find(store: Store, pieces: Sequence[Piece]) -> Array:
     if array:
         examples = " and ".join(map(repr, np.asarray(getattr(store, array)[:2]).tolist()))
         expected = f"names of nodes of {store.path}, such as {examples}"
-    keys = [piece.keys(kind, expected) for piece in pieces]
+    keys = [piece.keys(kind, expected) for piece in pieces]  # whole numbers, or hashes of texts
     numbers = np.concatenate(keys or [np.empty(0, np.int64)])
     if array:
         numbers = _look_up(store, array, numbers)
     for piece in pieces:
-        rows = numbers[piece.begin : piece.begin + len(piece.values)]
-        piece.refuse((rows < 0) | (rows >= store.num_nodes), expected)
+        of_piece = numbers[piece.begin : piece.begin + len(piece.values)]
+        piece.refuse((of_piece < 0) | (of_piece >= store.num_nodes), expected)
     return numbers
 
 
@@ -84,11 +86,13 @@ def _look_up(store: Store, array: str, keys: Array) -> Array:
     """Return the position of each key among a store's names, int64 [n]; -1 for an unknown key."""
     if not len(keys):
         return np.empty(0, np.int64)
+    # sorted keys, each once, and for each of `keys` its place among them
     unique_keys, places = np.unique(keys, return_inverse=True)
     positions = np.full(len(unique_keys), -1)
-    for begin, names in store.chunks(array, checked=True):
+    for begin, names in store.chunks(array, checked=True):  # `begin`: the first name's node
         if names.dtype.kind == "S":
             names = hashes(names)
+        # for each name the first key that is not smaller, or the last key
         at = np.minimum(np.searchsorted(unique_keys, names), len(unique_keys) - 1)
         matches = np.flatnonzero(unique_keys[at] == names)
         positions[at[matches]] = begin + matches

@@ -20,7 +20,7 @@ from .description import LEFT_OUT
 from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
 from .tables import is_number
 
-LONGEST_NAME = 1024  # bytes; in `node_name` each node takes the width of the longest name
+LONGEST_NAME = 1024  # bytes of UTF-8; in `node_name` each node takes the width of the longest name
 
 
 class Nodes:
@@ -38,9 +38,9 @@ class Nodes:
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
         self.num_nodes = num_nodes
         self.names = names
-        self.kind = "int64"
-        self._width = 1
-        self._expected = (
+        self.kind = "int64"  # of the ids in files: "int64", or "string" for names that are text
+        self._width = 1  # bytes of the longest name that is text
+        self._expected = (  # a valid id, in words for messages
             f"node ids from 0 to {num_nodes - 1}, the rows of {rows}; "
             "names need a column of names in a table of nodes"
         )
@@ -51,14 +51,14 @@ class Nodes:
         if not all(map(_are_whole, table.pieces(column))):
             self.kind = "string"
         self._expected = "the name of a node"
-        keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
+        keys = []  # for each name 64 bits: a whole number itself, or the hash of a text
         for piece in table.pieces(column):
             keys.append(piece.keys(self.kind, self._expected))
-            if self.kind == "string":
+            if self.kind == "string":  # the maximum is None for a piece without rows
                 self._width = max(self._width, pc.max(_lengths(piece)).as_py() or 1)
         if self._width > LONGEST_NAME:
             _refuse_long_names(table, column)
-        self._index = pd.Index(np.concatenate(keys))
+        self._index = pd.Index(np.concatenate(keys))  # its position i has the key of row i
         if not self._index.is_unique:
             row = int(self._index.duplicated().argmax())
             raise InputError(
@@ -67,49 +67,47 @@ class Nodes:
         self._expected = f"one of the {num_nodes} nodes in {table.file.name}"
 
     def of(self, table: Table) -> "Nodes":
-        """Return the map for a table: its column of ids has row numbers, one of names has names."""
+        """Return the map to use for a table of values: of row numbers if it has a column of the
+        role id, else this one."""
         if table.first("id") is None or self.names is None:
             return self
         return Nodes(self.num_nodes, self.names[0].file.name)
 
     @property
     def are_reordered(self) -> bool:
-        """Whether the names are the row numbers in another order than that of the rows."""
+        """Whether the names are 0 to num_nodes - 1, but not in the order of the rows."""
         if self.names is None or self.kind == "string":
             return False
-        numbers = np.sort(self._index.to_numpy())
         is_sorted = self._index.is_monotonic_increasing
-        return not is_sorted and np.array_equal(numbers, np.arange(self.num_nodes))
+        names = np.sort(self._index.to_numpy())
+        return not is_sorted and np.array_equal(names, np.arange(self.num_nodes))
 
     def is_mask(self, table: Table, split: str) -> bool:
         """Whether a column of the role train, valid or test is a mask, and not a list of nodes: if
-        it has true and false, or stands next to columns of other roles."""
+        its first value is true or false, or it stands next to columns of other roles."""
         if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
             return True
-        first = next((piece.values[0].as_py() for piece in table.pieces(table.all(split)[0])), None)
-        return str(first).strip().lower() in ("true", "false")
+        filled = (piece for piece in table.pieces(table.all(split)[0]) if len(piece.values))
+        first_value = next((piece.values[0].as_py() for piece in filled), None)  # None: no rows
+        return str(first_value).strip().lower() in ("true", "false")  # text, or a boolean
 
     def find(self, piece: Piece) -> Array:
-        """Return the row of each id, int64; -1 for a name that no node has."""
-        return (
-            self(piece)
-            if self.names is None
-            else self._index.get_indexer(piece.keys(self.kind, self._expected))
-        )
+        """Return the row of each name, int64; -1 for a name that no node has."""
+        return self._index.get_indexer(piece.keys(self.kind, self._expected))
 
     def __call__(self, piece: Piece) -> Array:
-        """Return the row of each id, int64; refuse an id that no node has."""
+        """Return the row of each id or name, int64; refuse those that no node has."""
         if self.names is None:
-            ids = piece.keys(self.kind, self._expected)
+            ids = piece.keys(self.kind, self._expected)  # row numbers, not yet checked
             hint = from_one(ids, self.num_nodes)
         else:
-            ids = self.find(piece)
+            ids = self.find(piece)  # -1 for unknown names
             hint = "; drop_unknown: true in dataset.yaml leaves out edges of other names"
         piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
 
     def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
-        """Return the names' dtype, int64 or UTF-8 bytes of fixed width, and pieces of the names in
+        """Return the names' dtype, int64 or UTF-8 bytes of fixed width, and arrays of the names in
         the order of the nodes; None if the nodes have no names."""
         if self.names is None:
             return None
@@ -118,45 +116,40 @@ class Nodes:
         if self.kind == "int64":
             return np.dtype("<i8"), map(numbers, pieces)
         dtype = np.dtype(f"S{self._width}")
-        return dtype, (
-            np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces
-        )
+        texts = (names.to_pylist() for names in pieces)
+        return dtype, (np.array([text.encode() for text in names], dtype) for names in texts)
 
 
 def _lengths(names: Piece) -> pa.Array:
-    return pc.binary_length(names.values.cast("string"))
+    return pc.binary_length(names.values.cast("string"))  # bytes of UTF-8
 
 
 def _refuse_long_names(table: Table, column: str) -> None:
-    wrong = [pc.greater(_lengths(piece), LONGEST_NAME) for piece in table.pieces(column)]
-    count = sum(pc.sum(part).as_py() or 0 for part in wrong)
-    for piece, are_wrong in zip(table.pieces(column), wrong, strict=True):
-        expected = f"names of {LONGEST_NAME} bytes at most"
-        piece.refuse(are_wrong.fill_null(False), expected, f"; {count} names are longer")
+    # masks of the pieces: the message names the first long name, and counts all of them
+    too_long = [pc.greater(_lengths(piece), LONGEST_NAME) for piece in table.pieces(column)]
+    count = sum(pc.sum(mask).as_py() or 0 for mask in too_long)  # None for a piece without rows
+    expected = f"names of {LONGEST_NAME} bytes at most"
+    for piece, mask in zip(table.pieces(column), too_long, strict=True):
+        piece.refuse(mask.fill_null(False), expected, f"; {count} names are longer")
 
 
 def _are_whole(names: Piece) -> bool:
     """Whether names are whole numbers; "007" and "7" are two names of text."""
     values = names.values
-    with contextlib.suppress(pa.ArrowInvalid):
-        return not pa.types.is_string(values.type) or values.cast("int64").cast("string").equals(
-            values
-        )
+    if not pa.types.is_string(values.type):
+        return True
+    with contextlib.suppress(pa.ArrowInvalid):  # a text is no whole number
+        return values.cast("int64").cast("string").equals(values)
     return False
 
 
-_SPLIT_OF = {
-    "train": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "test": "test",
-}
+# the split that each word in a column of the role split means, in any case
+_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
 
 def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
-    """Refuse more rows than nodes, or fewer than `least`, before memory use grows with the file: a
-    small compressed file may have billions of rows."""
+    """Refuse a table with more rows than nodes, or fewer than `least`: 0, or one for each node. Call
+    it before memory use grows with the file: a small compressed file may have billions of rows."""
     if not least <= table.num_rows <= nodes.num_nodes:
         raise InputError(
             f"{table.file}: expected {'at most ' * (not least)}{nodes.num_nodes} rows, one for each "
@@ -164,44 +157,45 @@ def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
         )
 
 
-def _by_node(
-    table: Table, names: Sequence[str], nodes: Nodes
-) -> Iterator[tuple[Array, list[Piece]]]:
-    """Yield (node ids, values of the columns `names`) in pieces; refuse a node that comes twice.
+def _by_node(table: Table, column: str, nodes: Nodes) -> Iterator[tuple[Array, Piece]]:
+    """Yield pieces of a column, each with the row numbers of its nodes, int64; refuse a node that
+    comes twice.
 
-    Without a column of ids or names, row i is node i.
+    Without a column of ids or names in the table, row i is node i, and each node has a row.
     """
     ids_column = table.first("id", "name")
-    check_rows(table, nodes, 0 if ids_column else nodes.num_nodes)
-    seen = np.zeros(nodes.num_nodes, bool)
-    for pieces in table.batches([*names, *filter(None, [ids_column])]):
-        begin = pieces[0].begin
-        ids = np.arange(begin, begin + len(pieces[0].values))
-        if ids_column:
-            ids_piece = pieces.pop()
-            ids = nodes.of(table)(ids_piece)
-            ids_piece.refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
-            seen[ids] = True
-        yield ids, pieces
+    if ids_column is None:
+        check_rows(table, nodes, nodes.num_nodes)
+        for piece in table.pieces(column):
+            yield np.arange(piece.begin, piece.begin + len(piece.values)), piece
+        return
+    check_rows(table, nodes)
+    find_rows = nodes.of(table)
+    seen = np.zeros(nodes.num_nodes, bool)  # nodes in earlier pieces
+    for piece, ids_piece in table.batches([column, ids_column]):
+        ids = find_rows(ids_piece)
+        ids_piece.refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
+        seen[ids] = True
+        yield ids, piece
 
 
 def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
     """Return the sorted names of the classes as written, [] if labels are numbers."""
     classes = set[str]()
     for piece in table.pieces(column):
-        if hasattr(piece.values.type, "value_type") and len(piece.values):
+        if hasattr(piece.values.type, "value_type") and len(piece.values):  # a list for each node
             refuse_several_labels(str(table.file), len(piece.values[0]))
         if piece.values.type != "string":
             return []
-        classes |= {*pc.unique(piece.values.drop_null()).to_pylist()} - {""}
+        classes |= {*pc.unique(piece.values.drop_null()).to_pylist()} - {""}  # empty: no label
         if len(classes) > num_classes:
             raise InputError(f"{table.file}: expected at most {num_classes} classes, found more")
-    # a class may be called "nan"
+    # "nan" is in neither set: it is the name of a class among texts, and no label among numbers
     numeric = {text for text in classes if is_number(text) and any(map(str.isdigit, text))}
     texts = {text for text in classes if not is_number(text)}
     if not numeric:
         return sorted(classes)
-    if texts:
+    if texts:  # a mixture: the fewer ones are refused as typing errors
         wrong, expected = min((texts, "a number"), (numeric, "text"), key=lambda pair: len(pair[0]))
         for piece in table.pieces(column):
             is_wrong = pc.is_in(piece.values, value_set=pa.array(sorted(wrong)))
@@ -217,33 +211,35 @@ def read_labels(
     column = table.all("label")[0]
     names = _class_names(table, column, num_classes or MAX_CLASSES)
     labels = np.full(nodes.num_nodes, -1, np.int32)
-    for ids, (piece,) in _by_node(table, [column], nodes):
-        if names:
-            places = pc.index_in(piece.values, value_set=pa.array(names))
-            labels[ids] = places.fill_null(-1).to_numpy()
+    for ids, piece in _by_node(table, column, nodes):
+        if names:  # the class of a name is its position among them, null for an empty cell
+            classes = pc.index_in(piece.values, value_set=pa.array(names))
+            labels[ids] = classes.fill_null(-1).to_numpy()
         else:
-            values = piece.values
+            values = piece.values  # floats keep their type: float16 is exact up to 2,047 only
             if not pa.types.is_floating(values.type):
                 values = piece.cast("double", "a number")
             labels[ids] = clean_labels(numbers(values), num_classes or MAX_CLASSES, piece.refuse)
     if num_classes is None:
         num_classes = count_classes([labels], str(table.file))
-    class_names = np.array([name.encode() for name in names]) if names else None
+    class_names = np.array([name.encode() for name in names]) if names else None  # dtype S
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
 
 
 def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
+    """Return int64 ids from the column of the role `split`: a mask over the nodes, or ids."""
     column = table.all(split)[0]
-    parts = [np.empty(0, np.int64)]
+    none = np.empty(0, np.int64)  # numpy can't concatenate no arrays
     if nodes.is_mask(table, split):
-        parts += [ids[piece.flags()] for ids, (piece,) in _by_node(table, [column], nodes)]
-        return np.sort(np.concatenate(parts))
+        members = [ids[piece.flags()] for ids, piece in _by_node(table, column, nodes)]
+        return np.sort(np.concatenate([none, *members]))
     check_rows(table, nodes)
     pieces = [*table.pieces(column)]
-    if pieces and not any((nodes.find(piece) >= 0).any() for piece in pieces):
+    has_names = nodes.names is None or any((nodes.find(piece) >= 0).any() for piece in pieces)
+    if table.num_rows and not has_names:
         print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
         nodes = Nodes(nodes.num_nodes, table.file.name)
-    return np.concatenate([*parts, *map(nodes, pieces)])
+    return np.concatenate([none, *map(nodes, pieces)])  # in the order of the file
 
 
 def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
@@ -252,14 +248,14 @@ def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
     if "split" not in table_of:
         return {split: _read_split(table_of[split], split, nodes) for split in SPLITS}
     table = table_of["split"]
-    parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
-    for ids, (piece,) in _by_node(table, table.all("split"), nodes):
-        expected = "train, valid, test or an empty cell"
+    expected = "train, valid, test or an empty cell"
+    parts = {split: [np.empty(0, np.int64)] for split in SPLITS}  # ids from each piece
+    for ids, piece in _by_node(table, table.all("split")[0], nodes):
         texts = pc.fill_null(piece.cast("string", expected), "")
         words = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
-        places = pc.index_in(words, value_set=pa.array([*_SPLIT_OF]))
-        piece.refuse(pc.and_(places.is_null(), pc.not_equal(words, "")), expected)
-        codes = places.fill_null(-1).to_numpy()
-        for number, split in enumerate(_SPLIT_OF.values()):
-            parts[split].append(ids[codes == number])
+        positions = pc.index_in(words, value_set=pa.array([*_WORDS]))  # null: another word
+        piece.refuse(pc.and_(positions.is_null(), pc.not_equal(words, "")), expected)
+        codes = positions.fill_null(-1).to_numpy()  # -1: an empty cell, no split
+        for code, split in enumerate(_WORDS.values()):
+            parts[split].append(ids[codes == code])
     return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}

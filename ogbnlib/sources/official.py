@@ -4,11 +4,11 @@ import http.client
 import os
 import stat
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import URLError
 
 from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
@@ -41,7 +41,7 @@ def fetch(
 ) -> Path:
     """Return the folder of an official data set under `root`, downloading it if it is missing.
 
-    A broken download is resumed. The folder appears whole or not at all.
+    A broken download is resumed. The folder appears whole or not at all. `say` gets a line on it.
     """
     folder = official_folder(name, home(root))
     url = f"{_SERVER}/{_ARCHIVES[name]}.zip"
@@ -50,8 +50,10 @@ def fetch(
     folder.parent.mkdir(parents=True, exist_ok=True)
     archive = sibling_path(folder, "zip.part")  # stays if the connection breaks
     with (
+        # one process downloads; another one fails at once with this message
         locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
+        # on the disk of `folder`, so that a rename can put it in place
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as unpacked,
         naming(archive),
     ):
         _download(url, archive, say, progress)
@@ -59,31 +61,29 @@ def fetch(
             with (
                 naming(url, "a sound .zip file", "download it again"),
                 doing("unpack", "auto" if progress else "none"),
-                naming(beside),
+                naming(unpacked),
                 zipfile.ZipFile(archive) as packed,
             ):
-                packed.extractall(beside)
+                packed.extractall(unpacked)
         except InputError:
-            archive.unlink()
+            archive.unlink()  # damaged: the next attempt must not resume it
             raise
-        os.replace(os.path.join(beside, _ARCHIVES[name]), folder)
+        os.replace(os.path.join(unpacked, _ARCHIVES[name]), folder)
         archive.unlink()
     return folder
 
 
 def _download(url: str, archive: Path, say: Callable[[str], object], progress: bool) -> None:
     """Download `url` to `archive`; only the bytes that it lacks, if the server allows that."""
-    have = archive.stat().st_size if check_own(archive, stat.S_ISREG) else 0
-    request = urllib.request.Request(url)
-    if have:
-        request.add_header("Range", f"bytes={have}-")
+    have = archive.stat().st_size if check_own(archive, stat.S_ISREG) else 0  # bytes so far
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            if answer.status != 206:  # the server sends the whole file
+            if answer.status != 206:  # not Partial Content: the server sends the whole file
                 have = 0
-            size = int(answer.headers.get("Content-Length") or 0)
+            size = int(answer.headers.get("Content-Length") or 0)  # bytes to come; 0 if not known
             # the rest of the archive, and its content, taken to be as large as the archive
-            needed = size + have + size
+            needed = size + (have + size)
             say(
                 f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; "
                 f"needs {format_bytes(needed)} of disk"
@@ -101,13 +101,8 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
         length = archive.stat().st_size
         if length < have + size:
             raise ConnectionError(f"it ended after {length} of {have + size} bytes")
-    except (
-        http.client.HTTPException,
-        urllib.error.URLError,
-        ConnectionError,
-        TimeoutError,
-    ) as error:
-        if have and getattr(error, "code", None) == 416:  # nothing is missing
+    except (http.client.HTTPException, URLError, ConnectionError, TimeoutError) as error:
+        if have and getattr(error, "code", None) == 416:  # Range Not Satisfiable: it is complete
             return
         raise InputError(
             f"download: {url} could not be fetched ({error}); the next attempt resumes it"
@@ -116,7 +111,7 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
 
 def is_official(name: str) -> bool:
     """Whether a name begins like OGB's names; False if a folder has this name."""
-    # `official_folder` refuses all prefixes but the first
+    # names with other prefixes than the first count, too: `official_folder` says why it refuses them
     return name.startswith(("ogbn-", "ogbn_", *REFUSED)) and not Path(name).is_dir()
 
 

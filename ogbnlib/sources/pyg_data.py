@@ -12,6 +12,7 @@ from ..graph.store import Store
 from ..graph.summary import summarized
 from .arrays import as_ids, as_numpy, store_from_arrays
 
+# names of a Data's attributes: of the masks by split, and of those that are needed, with remedies
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 _REMEDIES = {
     "edge_index": "of adj_t it is torch_geometric.utils.to_edge_index(data.adj_t)[0].flip(0), "
@@ -40,10 +41,12 @@ def from_data(
         options: num_classes, targets and other options of `from_arrays`.
     """
     values = _attributes(data)
-    _check_complete(values)
-    num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))
+    missing = [name for name in _REMEDIES if name not in values]
+    if missing:
+        remedies = "; ".join(_REMEDIES[name] for name in missing)
+        raise InputError(f"data: found no {', '.join(missing)}; {remedies}")
     if splits is None:
-        splits = _masks_of(values, num_nodes)
+        splits = _masks_of(values)
     unused = {*values} - {*_REMEDIES, *_MASKS.values(), "num_nodes"}
     if unused:
         print(f"{path}: a store does not keep {', '.join(sorted(unused))} of the data")
@@ -59,31 +62,26 @@ def from_data(
     return store
 
 
-def _masks_of(values: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
+def _masks_of(values: Mapping[str, Any]) -> dict[str, Array]:
     if not {*_MASKS.values()} <= {*values}:
         raise InputError(f"data: expected {', '.join(_MASKS.values())}; {_SPLITS}")
+    num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))  # a scalar is refused later
     return {
         split: as_ids(values[name], num_nodes, f"data.{name}", are_mask=True)
         for split, name in _MASKS.items()
     }
 
 
-def _check_complete(values: Mapping[str, Any]) -> None:
-    missing = [name for name in _REMEDIES if name not in values]
-    if missing:
-        remedies = "; ".join(_REMEDIES[name] for name in missing)
-        raise InputError(f"data: found no {', '.join(missing)}; {remedies}")
-
-
 def _attributes(data: Any) -> dict[str, Any]:
+    """Return the attributes of a graph by their names, but for those that are None."""
     graph = _only_graph(data)
-    if hasattr(graph, "node_types"):
+    if hasattr(graph, "node_types"):  # HeteroData
         raise InputError(
             f"data: expected one kind of node, got {', '.join(graph.node_types) or 'none'}; pass "
             "data.node_type_subgraph([KIND]).to_homogeneous()"
         )
-    if not isinstance(graph, Mapping):
-        if isinstance(graph, type) or not hasattr(graph, "to_dict"):
+    if not isinstance(graph, Mapping):  # PyG saves a Data's attributes as a dict
+        if isinstance(graph, type) or not hasattr(graph, "to_dict"):  # a type: Data for Data()
             raise InputError(
                 f"data: expected a PyG Data, got {type(graph).__name__}; torch_geometric.utils has "
                 "from_networkx, from_dgl and from_scipy_sparse_matrix"
@@ -95,16 +93,14 @@ def _attributes(data: Any) -> dict[str, Any]:
 def _only_graph(data: Any) -> Any:
     """Return the graph of a PyG data set, or of the tuple that one saves; other `data` as it is."""
     if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[1], Mapping | None):
-        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices)
-        slices = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]
-        _check_count(max((len(ends) - 1 for ends in slices), default=1))
-        return data[0]
-    if hasattr(data, "processed_dir"):
-        _check_count(len(data))
-        return data[0]
-    return data
-
-
-def _check_count(count: int) -> None:
+        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices). For each
+        # attribute, `slices` has where each graph begins, and the end; None stands for one graph.
+        offsets = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]
+        count = max((len(ends) - 1 for ends in offsets), default=1)
+    elif hasattr(data, "processed_dir"):  # a PyG data set
+        count = len(data)
+    else:
+        return data
     if count != 1:
         raise InputError(f"data: expected one graph, got {count}; pass one of them, dataset[i]")
+    return data[0]

@@ -23,10 +23,9 @@ def find_store(dataset: StrPath) -> Store:
         problem = f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)})"
         if not path.exists():
             raise InputError(f"{problem}, found none{whereabouts()}")
-        new_store = f"{name.rstrip('/')}.store"
         raise InputError(
             f"{problem}; make a store of it once: python -m ogbnlib convert "
-            f"{shlex.quote(name)} {shlex.quote(new_store)}"
+            f"{shlex.quote(name)} {shlex.quote(name.rstrip('/') + '.store')}"
         )
     store = official_folder(name, OFFICIAL_DIR).with_suffix(".store")
     if is_store(store):
@@ -38,9 +37,10 @@ def find_store(dataset: StrPath) -> Store:
 
 
 def check_direction(store: GraphSize, undirected: bool | None) -> None:
+    """Refuse a store made without the reverse edges asked for, or with unwanted ones; None is any."""
     if undirected in (None, store.undirected):
         return
-    path = getattr(store, "path", store.name)
+    path = getattr(store, "path", store.name)  # sizes of a store alone have no path
     flag = "--undirected" if undirected else "--directed"
     raise InputError(
         f"undirected: {path} was made with undirected={store.undirected}, asked for was "
@@ -53,16 +53,16 @@ def size_of(dataset: str) -> GraphSize:
     try:
         return find_store(dataset)
     except InputError:
-        if dataset not in KNOWN or not is_official(dataset):
+        if dataset not in KNOWN or not is_official(dataset):  # a folder may have such a name, too
             raise
         return KNOWN[dataset]
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set whose direction or propagated hops are not those that `config` needs."""
-    if size.stored == "store":
+    if size.stored == "store":  # a conversion still to come can add reverse edges
         check_direction(size, config.undirected)
-    hops = config.policy.hops(config)
+    hops = config.policy.hops(config)  # None: the policy samples edges
     if hops is not None and size.hops not in (None, hops):
         raise InputError(
             f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
@@ -115,7 +115,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
 
 
 def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
-    """Return a lock under which one process creates `target` while the others wait.
+    """Return a lock under which one process creates `target` while the others wait, then find it.
 
     `check` is called while waiting; its exception ends the wait.
     """

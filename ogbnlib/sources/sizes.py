@@ -28,16 +28,19 @@ KNOWN = {
         ),
     )
 }
+# names of the sizes among the parameters of `plan`
 _NEEDED = ("num_nodes", "num_edges", "num_features", "num_train")
 # Defaults of the optional sizes. Classes add little memory. Without valid and test nodes, the plan
 # has no evaluation.
 _OTHERS = {"num_classes": 100, "num_valid": 0, "num_test": 0}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+# digits with a point or commas, such as 1,000, then a unit
 _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d+)?) ?([kmbg]?)", re.IGNORECASE)
 
 
 def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
-    """Remove the sizes of a graph from a plan's parameters and return them; None for none.
+    """Remove the sizes of a graph, such as num_nodes=30M, from a plan's parameters, and return them;
+    None without any.
 
     Raises:
         InputError: a size is missing or is no number such as 30M, or `dataset` is also a parameter.
@@ -54,24 +57,18 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
         raise InputError(
             f"{', '.join(missing)}: expected beside {', '.join(values)}, such as {missing[0]}=30M"
         )
-    sizes: dict[str, Any] = {
-        **_OTHERS,
-        **{name: _number(name, value) for name, value in values.items()},
-    }
-    seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}
+    sizes: dict[str, Any] = _OTHERS | {name: _number(name, value) for name, value in values.items()}
+    seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}  # sizes of the splits
     return GraphSize("your graph", num_seeds=seeds, **sizes)
 
 
 def _number(name: str, value: object) -> int:
-    """Parse a whole number such as 30M, 1.6B, 300k or 1,000; of `_OTHERS` it may be 0."""
+    """Parse a whole number such as 30M, 1.6B, 300k or 1,000, from 1 (of valid and test from 0) on."""
+    least = min(1, _OTHERS.get(name, 1))  # 0 where the default is 0
     match = _NUMBER.fullmatch(str(value).strip())
-    number = 0.0
     if match is not None:
         digits, unit = match.groups()
         number = float(re.sub("[_,]", "", digits)) * _UNITS[unit.lower()]
-    least = min(1, _OTHERS.get(name, 1))
-    if match is None or not least <= number <= 2**48 or round(number) != number:
-        raise InputError(
-            f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}"
-        )
-    return round(number)
+        if least <= number <= 2**48 and round(number) == number:
+            return round(number)
+    raise InputError(f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}")

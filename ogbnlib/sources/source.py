@@ -1,19 +1,24 @@
 """`Source`: any data set that can be written as a store or in OGB's layout."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
-from ..graph.array_checks import from_one
+from ..graph.array_checks import finite, from_one
+from ..graph.node_set import NodeSet
 from ..graph.npz import Array, slices
 from ..graph.store import Store
 from ..graph.store_format import Stamp, stamp
 from .description import Options
 from .formats import files_of
+
+_SLICE_VALUES = 2**18  # feature values that are standardized at a time: 2 MB of float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,25 +76,25 @@ class Source:
     def check_unchanged(self) -> None:
         """Refuse files that changed since they were opened; no checksum reveals mixed data."""
         for file, before in self.stamps:
-            # without the ctime, which a new mode or link changes, too
+            # size, time and inode, without `changed_ns`, which a new mode or link changes, too
             if not file.exists() or stamp(file)[:3] != before[:3]:
                 raise InputError(
                     f"{file}: it changed while it was read; start again when it is complete"
                 )
 
     def where(self, split: str) -> str:
-        """Return the file of a split, for messages."""
+        """Return the file of a split for messages, or the argument if the data has no such file."""
         files = (str(file) for file, _ in self.stamps if file.name.split(".")[0] == split)
         return next(files, f"splits[{split!r}]")
 
     def columns(self, numbers: Sequence[int] | Array) -> str:
-        """Return the names of features, at most 20, for messages."""
+        """Return the names of the features with these numbers, at most 20, for messages."""
         names = self.feature_names or range(self.num_features)
         return ", ".join(repr(names[number]) for number in numbers[:20])
 
 
 def stamped(paths: Iterable[Path]) -> list[tuple[Path, Stamp]]:
-    """Return each file and its stamp; of a folder or pattern each part."""
+    """Return each file and its stamp; for a folder or pattern those of each part."""
     return [(file, stamp(file)) for path in paths for file in files_of(path)]
 
 
@@ -98,15 +103,15 @@ def aligned(streams: Sequence[Iterable[Array]]) -> Iterator[list[Array]]:
 
     All streams have the same number of rows, in chunks of any sizes.
     """
-    filled = [filter(len, stream) for stream in streams]
-    pending = [np.empty(0) for _ in streams]
+    filled = [filter(len, stream) for stream in streams]  # without chunks of no rows
+    pending = [np.empty(0) for _ in streams]  # rows read from each stream, not yet yielded
     while True:
         pending = [
-            rows if len(rows) else next(stream, rows)
+            rows if len(rows) else next(stream, rows)  # stays empty at the end of the stream
             for rows, stream in zip(pending, filled, strict=True)
         ]
         count = min(map(len, pending))
-        if not count:
+        if count == 0:
             return
         yield [rows[:count] for rows in pending]
         pending = [rows[count:] for rows in pending]
@@ -116,11 +121,11 @@ def checked_edges(
     chunks: Iterable[tuple[Array, Array]], num_nodes: int, where: str
 ) -> Iterator[tuple[Array, Array]]:
     """Yield chunks of (sources, destinations) as int64; refuse ids that no node has."""
-    begin = 0
+    begin = 0  # number of the chunk's first edge
     for chunk in chunks:
-        pairs = np.stack([ids.astype(np.int64, copy=False) for ids in chunk])
+        pairs = np.stack([ids.astype(np.int64, copy=False) for ids in chunk])  # [2, n]
         if pairs.min() < 0 or pairs.max() >= num_nodes:
-            wrong = int(np.flatnonzero(((pairs < 0) | (pairs >= num_nodes)).any(axis=0))[0])
+            wrong = int(((pairs < 0) | (pairs >= num_nodes)).any(axis=0).argmax())  # the first one
             raise InputError(
                 f"{where}: expected node ids from 0 to {num_nodes - 1}, found edge {begin + wrong} "
                 f"is {tuple(pairs[:, wrong].tolist())}{from_one(pairs, num_nodes)}"
@@ -144,12 +149,12 @@ def from_store(store: Store) -> Source:
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for _ in store.chunks("colptr", checked=True):
             pass  # only checks the offsets, which `_targets` trusts
-        for begin, sources in store.chunks("row", checked=True):
+        for begin, sources in store.chunks("row", checked=True):  # `begin`: number of an edge
             for part in slices(sources, chunk_edges):
                 yield part.astype(np.int64), _targets(store.colptr, begin, len(part))
                 begin += len(part)
 
-    names = store.files.get("node_name")
+    names = store.files.get("node_name")  # None if nodes have no names
     return Source(
         name=store.name,
         num_nodes=store.num_nodes,
@@ -176,11 +181,83 @@ def from_store(store: Store) -> Source:
 
 
 def _targets(colptr: Array, begin: int, count: int) -> Array:
-    """Return the targets of `count` edges from edge `begin` on, int64 [count].
-
-    A search reads few pages of the mapped offsets, also where nodes have no edges.
-    """
+    """Return the targets of `count` edges from edge `begin` on, int64 [count], by a search in the
+    offsets, which reads few pages of the map, also where nodes have no edges."""
     edges = np.arange(begin, begin + count)
+    # an edge's target is the last node whose offset is not above the edge's number
     first, last = np.searchsorted(colptr, edges[[0, -1]], side="right") - 1
     targets: Array = first + np.searchsorted(colptr[first : last + 2], edges, side="right") - 1
     return targets
+
+
+def standardized(
+    source: Source, which: bool | Sequence[str], train: Array, done: Callable[[int], object]
+) -> Source:
+    """Return the source with features of mean 0 and standard deviation 1 on the train nodes.
+
+    Its origin has mean and deviation of each feature, 0 and 1 of those that stay as they are.
+
+    Args:
+        which: True for all features, or names and patterns of columns.
+        train: int64 ids of the train nodes.
+        done: called with the number of feature values after each slice of a pass over them.
+    """
+    if "standardized" in source.origin:
+        raise InputError(f"standardize: {source.name} is standardized; convert the original data")
+    if not len(train):
+        raise InputError("standardize: expected nodes in the train split, found none")
+    selected = _selected(source, which)
+    mean, deviation = _scale(source, NodeSet(source.num_nodes, train), done)
+    mean[~selected] = 0
+    deviation[~selected | (deviation == 0)] = 1  # a constant column has deviation 0
+    scale = {"mean": mean.tolist(), "deviation": deviation.tolist()}
+    return replace(
+        source,
+        x_chunks=lambda: ((rows - mean) / deviation for rows in _feature_slices(source)),
+        origin={**source.origin, "standardized": scale},
+    )
+
+
+def _selected(source: Source, which: bool | Sequence[str]) -> Array:
+    """Return which features to standardize, bool [F]."""
+    if isinstance(which, bool):
+        return np.full(source.num_features, which)
+    # a column `emb` of lists has the features emb[0], emb[1], ...; an array's have no names
+    columns = [re.sub(r"\[\d+\]$", "", name) for name in source.feature_names]
+    selected = np.zeros(source.num_features, bool)
+    for pattern in map(str, which):
+        matches = [pattern == column or fnmatchcase(column, pattern) for column in columns]
+        if not any(matches):
+            raise InputError(
+                f"standardize: expected true or some of {[*dict.fromkeys(columns)][:20]}, found "
+                f"{pattern!r}"
+            )
+        selected |= matches
+    return selected
+
+
+def _feature_slices(source: Source) -> Iterator[Array]:
+    for chunk in source.x_chunks():
+        yield from slices(chunk, _SLICE_VALUES // source.num_features)
+
+
+def _scale(source: Source, train: NodeSet, done: Callable[[int], object]) -> tuple[Array, Array]:
+    """Return mean and standard deviation of each feature on the train nodes, float64 [F]; slices are
+    combined as by Chan, Golub and LeVeque (COMPSTAT 1982)."""
+    count = 0  # train nodes so far
+    mean = np.zeros(source.num_features)
+    squares = np.zeros(source.num_features)  # sum of (value - mean) ** 2
+    begin = 0  # first node of the slice
+    for rows in finite(_feature_slices(source), np.float64, source.features_at):
+        values = rows[train.contains(np.arange(begin, begin + len(rows)))]  # of train nodes
+        if count == 0 and len(values):
+            mean = values[0]  # then the differences of a constant column are exactly 0
+        differences = values - mean
+        shift = differences.sum(axis=0) / max(1, len(values))  # the slice's mean - mean
+        share = len(values) / max(1, count + len(values))  # of the slice
+        squares += ((differences - shift) ** 2).sum(axis=0) + shift**2 * count * share
+        mean = mean + shift * share
+        count += len(values)
+        begin += len(rows)
+        done(rows.size)
+    return mean, np.sqrt(squares / count)

@@ -66,22 +66,23 @@ _NUM_STREAMS = 9
 class _Tables(NamedTuple):
     """Arrays from which the kernels draw a graph."""
 
-    keys: Array  # one for each random stream
-    order: Array  # see `_shuffled_order`
-    degrees: Array  # number of references by quantile
-    slot_class: Array  # the class of each slot in a block
-    class_slot: Array  # the first slot of each class, and the number of slots
-    means: Array  # mean features of the classes [C, F]
+    keys: Array  # uint64 [9], one for each of the streams that `_NUM_STREAMS` counts
+    order: Array  # int64 [4], see `_shuffled_order`
+    degrees: Array  # float64 [1024], number of references by quantile
+    slot_class: Array  # int64 [1024], the class of each slot in a block; ascending
+    class_slot: Array  # int64 [C + 1], the first slot of each class, and the number of slots
+    means: Array  # float64 [C, F], mean features of the classes
 
 
 @kernel_with(inline="always")
 def _draw(key: np.uint64, node: int, k: int) -> np.uint64:
+    # 64 random bits; `k` is the number of a reference among the paper's, or 0
     return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
 
 
 @kernel_with(inline="always")
 def _uniform(bits: np.uint64) -> float:
-    return np.float64(bits >> np.uint64(11)) * 2.0**-53
+    return np.float64(bits >> np.uint64(11)) * 2.0**-53  # in [0, 1), from the upper 53 bits
 
 
 @kernel_with(inline="always")
@@ -94,9 +95,9 @@ def _number(v: int, order: Array) -> Any:
 @kernel_with(inline="always")
 def _degree(tables: _Tables, j: int) -> int:
     """Return the number of references of the j-th paper in time; the first block has none."""
-    if j < 1024:
+    if j < 1024:  # BLOCK
         return 0
-    bits = _draw(tables.keys[0], j, 0)
+    bits = _draw(tables.keys[0], j, 0)  # their number is rounded at random, so that its mean stays
     return int(tables.degrees[bits & np.uint64(1023)] + _uniform(mix(bits)))
 
 
@@ -104,7 +105,7 @@ def _degree(tables: _Tables, j: int) -> int:
 def _count_edges(begin: int, end: int, tables: _Tables) -> int:
     total = 0
     for v in range(begin, end):
-        total += _degree(tables, _number(v, tables.order))
+        total += _degree(tables, _number(v, tables.order))  # references of paper v
     return total
 
 
@@ -112,36 +113,39 @@ def _count_edges(begin: int, end: int, tables: _Tables) -> int:
 def _citations(
     begin: int, end: int, tables: _Tables, num_fields: int, src: Array, dst: Array
 ) -> None:
-    """Fill `src` with the citing and `dst` with the cited papers of papers `begin` to `end`."""
+    """Fill `src` with the ids of the citing papers, `begin` to `end` - 1, `dst` with those of the
+    cited ones; both are int64, with an entry for each reference."""
     keys, order, _, slot_class, class_slot, _ = tables
     num_nodes, multiplier, _, shift = order
-    span = _RECENT_SPAN * num_nodes / 1024
-    at = 0
+    span = _RECENT_SPAN * num_nodes / 1024  # blocks; the mean age of recent references
+    at = 0  # edge
     for v in range(begin, end):
         j = _number(v, order)
-        time = j // 1024
+        time = j // 1024  # number of the paper's block
         slot = j % 1024
         for k in range(_degree(tables, j)):
+            # 1. the block of the cited paper, before the citing one's
             age = _uniform(_draw(keys[2], j, k))
-            if _uniform(_draw(keys[1], j, k)) < _RECENT:
+            if _uniform(_draw(keys[1], j, k)) < _RECENT:  # exponentially distributed ages
                 target = time - 1 - int(-math.log(1.0 - age) * span)
             else:
                 target = int(time * age**_AGE_POWER)
             target = max(0, min(time - 1, target))
             power = _FAME_POWER
             if num_fields > 1 and _uniform(_draw(keys[8], j, k)) < _LOYALTY:
-                if time % num_fields == 0:
+                if time % num_fields == 0:  # within the labelled field
                     target = target - target % num_fields
                     power = _FIELD_FAME_POWER
-                elif target > 0 and target % num_fields == 0:
+                elif target > 0 and target % num_fields == 0:  # from outside to outside
                     target -= 1
+            # 2. its slot: among those of the same class, or among all
             low = 0
             high = 1024
             if _uniform(_draw(keys[3], j, k)) < _HOMOPHILY:
                 low = class_slot[slot_class[slot]]
                 high = class_slot[slot_class[slot] + 1]
             # The famous slots differ from block to block. Otherwise the same slots would be hubs in
-            # all blocks.
+            # all blocks. The number 1,000,003 is beyond the k of any reference.
             fame = int(_uniform(_draw(keys[4], j, k)) ** power * (high - low))
             turn = _draw(keys[4], target, 1_000_003) % np.uint64(high - low)
             to = low + (fame + np.int64(turn)) % (high - low)
@@ -151,18 +155,19 @@ def _citations(
 
 
 @kernel
-def _label(ids: Array, tables: _Tables, out: Array) -> None:
-    for i in range(len(ids)):
-        j = _number(ids[i], tables.order)
+def _label(ids: Array, begin: int, tables: _Tables, out: Array) -> None:
+    # writes the class of each node of `ids` to `out`, whose entry 0 is of node `begin`
+    for v in ids:
+        j = _number(v, tables.order)
         slot = j % 1024
         if _uniform(_draw(tables.keys[5], j, 0)) < _LABEL_NOISE:
             slot = np.int64(_draw(tables.keys[6], j, 0) % np.uint64(1024))
-        out[i] = tables.slot_class[slot]
+        out[v - begin] = tables.slot_class[slot]
 
 
 @kernel
 def _features(begin: int, end: int, tables: _Tables, out: Array) -> None:
-    """Fill `out` with class means plus noise of mean 0 and standard deviation 1.
+    """Fill `out` [end - begin, F] with class means plus noise of mean 0 and standard deviation 1.
 
     The noise is the scaled sum of four 16-bit uniform numbers, whose mean is 131,070 and standard
     deviation 37,837. Values are rounded to multiples of 2**-8, which float16 represents exactly.
@@ -186,7 +191,9 @@ def _features(begin: int, end: int, tables: _Tables, out: Array) -> None:
 
 
 def _degrees(num_nodes: int) -> Array:
+    # quantiles of a log-normal distribution, float64 [1024]
     quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
+    # as many references a paper as in papers100M, though the first block has none
     mean = PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK)
     return quantile / quantile.mean() * mean
 
@@ -195,15 +202,15 @@ def _class_sizes(random: np.random.Generator, num_classes: int) -> Array:
     """Return the number of slots that each class has in a block, at least one."""
     weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
     sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
-    sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
+    sizes[np.argmax(sizes)] += BLOCK - sizes.sum()  # what rounding left
     return sizes
 
 
 def _class_means(random: np.random.Generator, num_classes: int, num_features: int) -> Array:
     """Return the mean features of the classes [C, F], in a space of dimension `_RANK` at most."""
-    rank = min(_RANK, num_features)
-    axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
-    latent = random.standard_normal((num_classes, rank))
+    rank = min(_RANK, num_features)  # dimension of the space of the means
+    axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]  # orthonormal [F, rank]
+    latent = random.standard_normal((num_classes, rank))  # the means' coordinates in this space
     latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
     return latent @ axes.T
 
@@ -221,7 +228,6 @@ class _CitationGraph:
         self.num_features = num_features
         self._split_sizes = split_sizes
         self._num_fields = max(1, num_nodes // _FIELD)
-        self._papers_per_field = num_nodes // self._num_fields
         # Another order of these draws would give another graph.
         random = np.random.default_rng(seed)
         keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
@@ -237,13 +243,15 @@ class _CitationGraph:
         )
 
     def _spans(self, step: int) -> Iterator[tuple[int, int]]:
-        for begin in range(0, self.num_nodes, step):
-            yield begin, min(begin + step, self.num_nodes)
+        # (first node, node after the last one) of chunks of `step` nodes
+        begins = range(0, self.num_nodes, step)
+        return ((begin, min(begin + step, self.num_nodes)) for begin in begins)
 
     def num_edges(self) -> int:
         return sum(int(_count_edges(*span, self._tables)) for span in self._spans(_NODES))
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        # a paper has 14.5 references on average
         for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
             src, dst = np.empty((2, _count_edges(*span, self._tables)), np.int64)
             _citations(*span, self._tables, self._num_fields, src, dst)
@@ -259,11 +267,13 @@ class _CitationGraph:
         """Return the labelled nodes of each split, spread evenly over its period; ids ascend."""
         splits = {}
         _, multiplier, _, shift = map(int, self._tables.order)
+        num_papers = self.num_nodes // self._num_fields  # of the labelled field
         for number, (name, size) in enumerate(self._split_sizes.items()):
-            begin, end = (int(part * self._papers_per_field) for part in _PERIODS[name])
+            begin, end = (int(part * num_papers) for part in _PERIODS[name])
+            # `size` bins of the period, [size + 1]; one paper is drawn from each
             edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
             draw = np.random.default_rng([int(self._tables.keys[8]), number])
-            times = draw.integers(edges[:-1], edges[1:])
+            times = draw.integers(edges[:-1], edges[1:])  # papers' numbers in time within the field
             # block b of the field is block b * num_fields of the graph
             times += times // BLOCK * BLOCK * (self._num_fields - 1)
             splits[name] = np.sort((times * multiplier + shift) % self.num_nodes)
@@ -273,10 +283,8 @@ class _CitationGraph:
         labelled = np.sort(np.concatenate(list(self.read_splits().values())))
         for begin, end in self._spans(_NODES):
             ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
-            values = np.empty(len(ids), np.int16)
             out = np.full(end - begin, -1, np.int16)
-            _label(ids, self._tables, values)
-            out[ids - begin] = values
+            _label(ids, begin, self._tables, out)
             yield out
 
 
@@ -295,6 +303,7 @@ def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
+    # Nothing is written here: the source is only named like the file or folder `path`.
     for name, value, low, high in (
         ("scale", scale, 0, 1),
         ("seed", seed, 0, math.inf),
@@ -304,13 +313,12 @@ def _citations_like(
         if not low <= value <= high:
             raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
     num_nodes = round(PAPERS.num_nodes * scale)
-    least = 8 * BLOCK
+    least = 8 * BLOCK  # the shortest period, 12 % of the nodes, then has about one block
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < least or min(split_sizes.values()) < 1:
         raise InputError(
-            f"scale: expected at least "
-            f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split), "
-            f"got {scale!r}, which makes {num_nodes} nodes"
+            f"scale: expected at least {least / PAPERS.num_nodes:.1e} ({least} nodes, a label in "
+            f"each split), got {scale!r}, which makes {num_nodes} nodes"
         )
     graph = _CitationGraph(num_nodes, split_sizes, seed, num_features, num_classes)
     return Source(
@@ -390,9 +398,8 @@ def prepare_dataset(
     else:
         store = _synthetic_store(home(data_dir), scale, seed, bool(undirected))
     print(
-        f"{shown(store.path)}: "
-        f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
-        f"{format_bytes(store.nbytes)}"
+        f"{shown(store.path)}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, "
+        f"{store.num_features} features, {format_bytes(store.nbytes)}"
     )
     return str(store.path)
 

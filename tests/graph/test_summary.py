@@ -66,8 +66,11 @@ def test_columns_on_a_larger_scale_are_named(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(9, 5))
     graph = {"edge_index": EDGES, "y": LABELS, "splits": SPLITS, "progress": False}
     names = []
-    for scale in (50, 500):
-        store = Store.from_arrays(tmp_path / str(scale), x=x * [1, 1, 1, scale, 1], **graph)
+    for scale, standardize in ((50, False), (500, True), (500, False)):
+        graph |= {"x": x * [1, 1, 1, scale, 1], "standardize": standardize}
+        store = Store.from_arrays(tmp_path / f"{scale}{standardize}", **graph)
         names.append(store.summary.get("spread_over_100_times_the_median"))
-    assert names == [None, "3"]
-    assert "spread over 100 times the median: 3" in " ".join(summarized(store).split())
+    assert names == [None, None, "3"]
+    assert "the median: 3 (in dataset.yaml: standardize: true)" in " ".join(
+        summarized(store).split()
+    )

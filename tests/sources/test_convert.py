@@ -1,5 +1,4 @@
-"""The promises of ogbnlib.sources.convert: the same arrays as in RAM, within any limit, whole or
-not at all."""
+"""The promises of `convert`: the same arrays as in RAM, within any limit, whole or not at all."""
 
 import itertools
 import os

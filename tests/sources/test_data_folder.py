@@ -1,9 +1,9 @@
-"""A folder of a user's own files gives the store of the same arrays, or one sentence that names the
-file and the row."""
+"""A folder of a user's files gives the store of the same arrays, or a sentence with file and row."""
 
 import bz2
 import gzip
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import pytest
 from conftest import left_in
 from ogb_layout import write_raw
 
-from ogbnlib import InputError, convert
+from ogbnlib import InputError, TrainConfig, convert, train
+from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
+from ogbnlib.sources import source
 from ogbnlib.sources.convert import open_source
 
 Arrays = dict[str, Any]
@@ -370,6 +372,10 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv, column 'source', row 1: expected text in UTF-8"),
         ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: expected a table, found damage"),
         ({"dataset.yaml": "drop_unknown: true\n"}, "drop_unknown: expected a column of names"),
+        ({"dataset.yaml": "standardize: yes"}, "line 1: standardize: expected true, false or a list.*'yes'"),
+        ({"dataset.yaml": "standardize: [label]", "features.csv": lines(*x.T, header="a,b,c")}, "'b', 'c'.*'label'"),
+        ({"dataset.yaml": "standardize: true", "train.npy": ids[:0]}, "standardize: expected nodes in the train split"),
+        ({"dataset.yaml": "standardize: true", "features.npy": np.where(x == x[7, 2], np.nan, x)}, "nan in row 7"),
     ]  # fmt: skip
 
 
@@ -381,6 +387,48 @@ def test_a_wrong_file_is_refused_in_a_sentence(
         convert(write_small(tmp_path / "own", small, files), tmp_path / "store", progress=False)
     assert "\n" not in str(error.value)
     assert left_in(tmp_path) == ["own"]
+
+
+def test_features_are_standardized_on_the_train_nodes(
+    small: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_SLICE_VALUES", 12)  # slices of four rows
+    x = small["x"].astype(float) * [1, 1e4, 0] + [0, 1e6, 0.1]  # the last column is constant
+    table, *parts = (lines(*rows.T, header="a,b1,c") for rows in (x, x[:20], x[20:]))
+    mean, deviation = np.zeros(3), np.ones(3)
+    for files, option, column in (  # each standardizes one column more
+        ({"features/0.csv": parts[0], "features/1.csv": parts[1]}, "['b*']", 1),
+        ({"features.csv": table}, "[a, b1]", 0),
+        ({"features.parquet": parquet(lists=x.tolist())}, "[lists]", 2),
+        ({"features.npy": x}, "true", 2),
+    ):
+        train = x[small["splits"]["train"], column]
+        mean[column], deviation[column] = train.mean(), train.std() if column < 2 else 1
+        description = {"dataset.yaml": f"standardize: {option}\n"}
+        folder = write_small(tmp_path / option, small, files | description)
+        store = convert(folder, tmp_path / f"{option}.store", progress=False)
+        scale = store.origin["standardized"]
+        np.testing.assert_allclose([*scale.values()], [mean, deviation], rtol=1e-12)
+        np.testing.assert_allclose(store.x, (x - mean) / deviation, rtol=1e-6, atol=1e-6)
+    assert convert(store, tmp_path / "8", feature_dtype="int8").origin["standardized"] == scale
+    with pytest.raises(InputError, match="is standardized; convert the original data"):
+        convert(store, tmp_path / "again", standardize=True)
+
+
+def test_standardized_columns_train_where_raw_scales_fail_in_little_memory(tmp_path: Path) -> None:
+    y = np.arange(400_000) % 4
+    x = np.random.default_rng(0).normal(0, 0.3, (len(y), 32)) + np.eye(4, 32)[y]
+    x *= [*[1] * 31, 1e6]
+    splits = dict(zip(SPLITS, np.split(np.arange(3000), [1000, 2000]), strict=True))
+    graph: Any = {"edge_index": np.arange(1000).repeat(2).reshape(2, 1000), "splits": splits}
+    for which in (False, True):
+        tracemalloc.start()
+        store = Store.from_arrays(tmp_path / f"{which}", x=x, y=y, standardize=which, **graph)
+        peak = tracemalloc.get_traced_memory()[1]  # the first one has imports and kernels, too
+        tracemalloc.stop()
+        config = TrainConfig.create({"dataset": str(store.path), "epochs": 3, "device": "cpu"})
+        assert (train(config).history[-1]["valid"] > 0.7) == which
+    assert peak < x.nbytes / 2
 
 
 def test_classes_are_names_as_written(small: Arrays, tmp_path: Path) -> None:
@@ -404,12 +452,13 @@ def test_classes_are_names_as_written(small: Arrays, tmp_path: Path) -> None:
 def test_edges_of_other_names_are_left_out_and_counted(small: Arrays, tmp_path: Path) -> None:
     src, dst = small["edge_index"] + 100
     files = {"edges.csv": lines(src, dst) + "7,101\n-5,7\n", "nodes.npy": np.arange(SMALL) + 100}
+    files["test.csv"] = "node_id\n"  # an empty split
     folder = write_small(tmp_path / "own", small, files)
     with pytest.raises(InputError, match="found '7'; drop_unknown"):
         convert(folder, tmp_path / "new", progress=False)
     (folder / "dataset.yaml").write_text("drop_unknown: true\n")
     store = convert(folder, tmp_path / "new", progress=False)
-    assert (store.num_edges, store.summary["dropped_edges"]) == (90, 2)
+    assert (store.num_edges, store.summary["dropped_edges"], store.num_seeds["test"]) == (90, 2, 0)
 
 
 def test_unlabelled_nodes_leave_the_splits_and_not_the_graph(small: Arrays, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Roles are declared in `dataset.yaml`, canonical names decide without it, and else a draft is
-written."""
+"""Roles are in `dataset.yaml`, canonical names decide without it, and else a draft is written."""
 
 from pathlib import Path
 

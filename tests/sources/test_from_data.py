@@ -1,5 +1,4 @@
-"""A PyG `Data` becomes a store with the same arrays and edges, or is refused in a
-sentence."""
+"""A PyG `Data` becomes a store with the same arrays and edges, or is refused in a sentence."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -16,11 +16,8 @@ from ogbnlib.sources.leaks import refuse_leaks
 from ogbnlib.sources.source import Source
 
 NODES = 900
-SPLITS = {
-    "train": np.arange(0, NODES, 3),
-    "valid": np.arange(1, NODES, 3),
-    "test": np.arange(2, NODES - 90, 3),
-}
+SPLITS = {"train": np.arange(0, NODES, 3), "valid": np.arange(1, NODES, 3)}
+SPLITS["test"] = np.arange(2, NODES - 90, 3)
 
 
 def source(x: Any = None, **changed: Any) -> Source:

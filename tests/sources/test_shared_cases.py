@@ -1,5 +1,4 @@
-"""The public cases of ../shared/cases, which are not part of this repository: each is converted, or
-left to the user by a sentence that names the place."""
+"""The public cases of ../shared/cases, which are not in this repository: converted or refused."""
 
 import os
 import shutil

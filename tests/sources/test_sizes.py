@@ -24,17 +24,14 @@ def test_sizes_are_numbers_with_units() -> None:
     size = take_sizes(parameters)
     assert size is not None
     assert parameters == {"epochs": "2"}
-    sizes = (size.num_nodes, size.num_edges, size.num_seeds["train"])
-    assert sizes == (30 * 10**6, 3 * 10**8, 300_000)
+    assert (size.num_nodes, size.num_edges, size.num_seeds["train"]) == (3e7, 3e8, 3e5)
     assert take_sizes({"epochs": "2"}) is None
 
 
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"num_nodes": "x"}, "num_nodes: "),
-        ({"num_nodes": "0"}, "num_nodes: "),
-        ({"num_edges": "1.5"}, "num_edges: "),
+        *(({"num_nodes": wrong}, "num_nodes: .*whole number") for wrong in ("x", "0", "1.5")),
         ({"num_features": None}, "num_features: .*num_nodes, num_edges, num_train"),
         ({"dataset": "data/papers"}, "dataset"),
     ],

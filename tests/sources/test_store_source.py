@@ -82,8 +82,7 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, store: Store) -> None:
     hops = propagate(store.path, tmp_path / "hops", hops=1, progress=False)
     with pytest.raises(InputError, match="hops: expected a graph"):
         convert(hops, tmp_path / "new", progress=False)
-    damaged = tmp_path / "damaged"
-    shutil.copytree(store.path, damaged)
+    damaged = shutil.copytree(store.path, tmp_path / "damaged")
     with open(damaged / "colptr.npy", "r+b") as file:
         file.seek(-8, 2)
         file.write(bytes(8))  # the last offset

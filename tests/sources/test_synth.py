@@ -1,5 +1,4 @@
-"""The promises of synth: a papers100M in miniature that is deterministic, bounded and worth
-learning on."""
+"""The promises of synth: a small papers100M, deterministic, bounded and worth learning on."""
 
 from pathlib import Path
 from typing import Any
