@@ -27,7 +27,6 @@ _NAMES = {
     "sampling.pyg_stores": "sample_without_pyg_lib",
     "propagation.hops": "propagate",
     "forecast.planner": "plan",
-    "runs.listing": "list_runs",
     "runs.folder": "Run",
     "runs.sandbox": "run watch",
     "training.train": "train",

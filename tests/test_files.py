@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import files_of, left_in, python_child, tree, write_run
 
-from ogbnlib import TrainConfig, convert, files, list_runs, open_store, run
+from ogbnlib import TrainConfig, convert, files, open_store, run
 from ogbnlib.errors import InputError, clear_errors, naming
 from ogbnlib.files import home, is_held, locked, new_folder, open_to_write, parse_json, write_json
 from ogbnlib.memory.recorder import Recorder
@@ -283,7 +283,7 @@ def test_a_missing_path_is_named_with_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    looks: list[Callable[[str], object]] = [open_store, Run.open, list_runs]
+    looks: list[Callable[[str], object]] = [open_store, Run.open]
     looks.append(lambda path: run(TrainConfig.create(dataset=path), "1 GB"))
     for look in looks:
         with pytest.raises(InputError, match=f" {tmp_path}$") as caught:

@@ -55,8 +55,10 @@ class Ranks:
             counts_before = _reference_counts(tensor)
             collective(tensor, group=self._group)
             # gloo's thread enters Python to drop the tensor. A DataLoader worker forked at this
-            # moment waits for ever (python/cpython#112275): one of 500 did. So wait for the thread.
-            while _reference_counts(tensor) != counts_before:
+            # moment waits for ever (python/cpython#112275): one of 500 did. So wait for the thread,
+            # at most a second: another version of torch may keep a reference.
+            until_s = time.monotonic() + 1.0
+            while _reference_counts(tensor) != counts_before and time.monotonic() < until_s:
                 time.sleep(0)
         return tensor
 
