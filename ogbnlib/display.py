@@ -37,11 +37,6 @@ def in_notebook() -> bool:
     return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
 
 
-def text_card(rows: Mapping[str, str]) -> str:
-    """Return one line for each name and value; names have at most 10 letters."""
-    return "\n".join(printable(f"{name:<10} {text}") for name, text in rows.items())
-
-
 def html_card(rows: Mapping[str, str]) -> str:
     """Return a table with one row for each name and value."""
     cells = (

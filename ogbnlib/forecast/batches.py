@@ -58,7 +58,7 @@ class BatchShape:
         return sum(self.hop_edges)
 
     @property
-    def num_rows(self) -> int:
+    def num_rows(self) -> int:  # of a layer: one for each node and each edge; measures its work
         return self.num_nodes + self.num_edges
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..display import text_card
-from ..errors import InputError, clear_errors, format_bytes, naming
+from ..errors import InputError, clear_errors, format_bytes, naming, printable
 from ..files import StrPath, home
 from ..registry import STORE_METHODS
 from . import npz
@@ -74,7 +73,8 @@ class GraphSize:
         }
 
     def __repr__(self) -> str:
-        return text_card(self._card())
+        lines = (f"{title:<10} {text}" for title, text in self._card().items())
+        return "\n".join(map(printable, lines))
 
 
 def _mapped(name: str) -> cached_property[Any]:

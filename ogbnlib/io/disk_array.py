@@ -122,7 +122,7 @@ def _pieces(units: Array, most: int) -> list[Array]:
 def _hand_out(
     put: Callable[[int, int, Array], None], out: Array, first: Array, out_begin: Array, sizes: Array
 ) -> None:
-    # rows out_begin[c] to out_begin[c] + sizes[c] of `out` are list c's, after first[c] put before
+    # Rows out_begin[c] to out_begin[c] + sizes[c] of `out` are list c's, which has first[c] already.
     for c in np.flatnonzero(sizes).tolist():
         put(c, int(first[c]), out[out_begin[c] : out_begin[c] + sizes[c]].view(np.uint8))
 

@@ -157,6 +157,8 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
             nb.cells.insert(0, v4.new_markdown_cell(banner, metadata={"tags": [ERROR_MARKER_TAG]}))
         except CellTimeoutError:
             pass  # `raise_for_execution_errors` raises it
+        # papermill, too, calls this after the engine, but then it is too late to set the exit code. If
+        # a cell has an error, as `_mark_failure` adds, it writes `nb` with the banner, and raises.
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:

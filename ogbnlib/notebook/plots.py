@@ -115,9 +115,10 @@ def _plain(text: object) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
-def _top_bytes(run: Run) -> float:  # the upper end of the memory axis for a run alone
+def _top_bytes(run: Run, page_cache: bool) -> float:  # the upper end of a run's memory axis
     memory = held_memory(run.timeline)  # one row for each sample, a column for each of PARTS
-    highest = float(memory[[*PARTS]].fillna(0).sum(axis="columns").max()) if len(memory) else 0.0
+    parts = [part for part in PARTS if page_cache or part != "file"]
+    highest = float(memory[parts].fillna(0).sum(axis="columns").max()) if len(memory) else 0.0
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
@@ -345,7 +346,7 @@ def plot_timeline(
     """
     run = Run.open(run)
     ax = _axes(ax)
-    _Timeline(ax, run, _top_bytes(run), since).draw(title)
+    _Timeline(ax, run, _top_bytes(run, page_cache=True), since).draw(title)
     artists = _legend(ax)
     figure: Any = ax.get_figure()
     # 0.67 inches below the axes, where the axis' label ends, as a share of the picture's height
@@ -368,7 +369,7 @@ def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> F
     size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
     figure, grid = _figure(rows, columns, size, sharey=True)
     axes = grid.ravel()
-    top_bytes = max(map(_top_bytes, titled.values()))
+    top_bytes = max(_top_bytes(run, page_cache=False) for run in titled.values())
     artists: dict[str, Artist] = {}  # one for each label of any panel
     for ax, (name, run) in zip(axes, titled.items(), strict=False):  # the last row may not be full
         _Timeline(ax, run, top_bytes).draw(f"{name}: {run.state}", page_cache=False)

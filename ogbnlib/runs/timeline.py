@@ -91,6 +91,7 @@ def csv_table(
         return pd.DataFrame(columns=[*columns])
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
     commas = lines[0].count(",")  # of the header
+    # A resumed run ends a line that a kill cut off, even inside its last number, with TORN.
     whole = [
         line
         for line in lines
@@ -98,12 +99,12 @@ def csv_table(
     ]
     torn = len(lines) - len(whole)
     try:
-        # Counts are read as floats: integers above 2**53 bytes do not occur. "round_trip" keeps the
-        # losses of the checkpoint; pandas' default parser may change their last digit.
+        # "round_trip" keeps the losses of the checkpoint; pandas' default parser may change their
+        # last digit.
         table = pd.read_csv(io.StringIO("".join(whole)), float_precision="round_trip")
         for name in optional:
             table[name] = table.get(name, np.nan)
-        table[[*columns]].astype(float)  # raises for missing columns and for texts
+        table[[*columns]].astype(float)  # a check: raises for missing columns and texts
         if not np.isfinite(table[columns[0]].astype(float)).all():
             raise ValueError(f"{columns[0]} that is not finite")
         if torn > len(whole):  # a kill tears one line in an attempt, so the file is another one

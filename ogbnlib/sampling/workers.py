@@ -85,7 +85,7 @@ def workers_ended() -> Iterator[None]:
             # torch's handler of SIGCHLD may raise at any line until `_kill` has replaced it.
             with contextlib.suppress(RuntimeError):
                 # Bad data, KeyboardInterrupt and the like need no dead worker as their cause: do
-                # not wait for one. A worker that is dead already is still reported.
+                # not wait for one. With bad data, one that is dead already is still reported.
                 is_clear = isinstance(error, InputError) or not isinstance(error, Exception)
                 # Errors of a dying worker's queues arrive before the kernel reports its death.
                 died = _kill(wait_s=0.0 if is_clear else 1.0)

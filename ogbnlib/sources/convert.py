@@ -206,7 +206,7 @@ class _Conversion:
             yield map(self._sampled, finite(chunks, dtype, self.source.features_at))  # [n, F] each
 
     def _sampled(self, chunk: Array) -> Array:
-        # Keep each `step`-th row of the data, about 2**19 values, which take 2 MB in float32.
+        # Keep each `step`-th row of the data, about 2**19 values, 2 MB in float32 (int8: 4).
         step = -(-self.source.num_nodes * self.source.num_features // 2**19)  # rounded up
         self._sample.append(chunk[-self._num_sampled % step :: step].copy())
         self._num_sampled += len(chunk)

@@ -185,7 +185,7 @@ class Checkpointer:
         evaluations use."""
         self.saved_s = time.monotonic()
         self.check_finite(state)
-        self.learner.share_model()
+        self.learner.share_model()  # of equal weights; buffers differ, as batches of ranks do
         # `sum` is in place, and each rank goes on with its own part
         state.loss_sum = float(self.learner.ranks.sum(self.learner.loss_sum.clone()))
         # no rank may end before the file is written
@@ -195,8 +195,9 @@ class Checkpointer:
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
                     content = {
                         **vars(state),
+                        # both for a resumption to compare: with another number of ranks, and as
+                        # config.json may be edited
                         "batches_per_step": self.learner.batches_per_step,
-                        # for a resumption to compare; config.json may be edited
                         "config": self.learner.config.model_dump(mode="json"),
                         "data": self._data,
                         **parts,

@@ -136,7 +136,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=pass_on, name="signals", daemon=True).start()
     die_with_parent(signal.SIGKILL)
-    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # for the ranks' own `die_with_parent`
     # torchrun's own default, set here so that torchrun does not print a notice about it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable(logging.ERROR)  # the lines below replace torchrun's report of a failed rank

@@ -238,7 +238,7 @@ def measure_step(
     shapes: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it: its state,
-    the memory (see `_memory`) of two random batches, and the time of a step on a third. `shapes`
+    the memory (see `_memory`) of two random batches, and the work of a step on a third. `shapes`
     are the arguments of `random_batch` for each of the three."""
     *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []  # the one that the call of `allocations` below creates
@@ -252,7 +252,8 @@ def measure_step(
 
     def train(batch: Data) -> None:
         learner.begin(epoch=1)
-        # with `accumulate`, a step adds gradients to those of its earlier batches
+        # With `accumulate`, a step adds gradients to those of its earlier batches. From the second
+        # batch on memory is the same.
         learner.step(itertools.repeat(batch), 1, 0, config.batch_size * min(2, config.accumulate))
 
     def evaluate(batch: Data) -> None:
@@ -264,6 +265,7 @@ def measure_step(
         created += allocations(functools.partial(train, batches[0]))
         training = _memory(train, batches)
         evaluation = _memory(evaluate, batches)
+        # as the operations of matrix products that take as long, which holds on other machines, too
         flops = probe().products_per_s(config.precision, threads=1) * _step_s(learner, timed)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
@@ -279,5 +281,5 @@ def measure_step(
         "state_bytes": sum(created) + sum(arrays.values()),
         "training": training,
         "evaluation": evaluation,
-        "flops_per_row": flops / (timed.num_nodes + timed.num_edges),
+        "flops_per_row": flops / (timed.num_nodes + timed.num_edges),  # a row: a node or an edge
     }

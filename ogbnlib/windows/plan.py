@@ -112,10 +112,11 @@ def choose_windows(
     """Choose between the page cache, windows in memory and windows on disk, and their size.
 
     `available`, from `Budget.bytes_beside`, is memory in bytes, page cache included; `room_bytes`
-    is disk space for a spool. With `always`, windows are on disk wherever possible: a pass over the
-    store is made anyway.
+    is disk space for a spool. With `always`, windows are on disk wherever possible: those of an
+    evaluation are filled by the training loader's first passes, and cost none of their own.
     """
     files = sizes.store_bytes(loader_pass.config, loader_pass.size)  # of colptr, row and x
+    # bytes to keep free beside windows, and beside a store in the page cache
     beside_windows, beside_cache = loader_pass.reserve or _step_reserve(loader_pass)
     if (
         available is None  # without a limit
@@ -123,7 +124,7 @@ def choose_windows(
         # the store fits into the page cache, which the ranks of a node share
         or sum(files.values()) <= (available - beside_cache) * loader_pass.sharers
     ):
-        return Windows(None, 0, available or 0)
+        return Windows(window_batches=None, window_bytes=0, available_bytes=available or 0)
     memory = max(0, available - beside_windows)
     in_memory = _in_memory(loader_pass, files, memory, available)
     spooled = _Spool(loader_pass, files, memory, room_bytes).best()
@@ -131,6 +132,7 @@ def choose_windows(
     # included, than one pass for each window in memory.
     if spooled is None or not (always or spooled.moved_bytes < in_memory.moved_bytes):
         return in_memory
+    # `in_memory` serves once the disk is full; `_Spool` left the reserve out of `available_bytes`
     return replace(spooled, in_memory=in_memory, available_bytes=available)
 
 

@@ -189,7 +189,8 @@ def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
         return {}
     parts = {"next window to train on": window_bytes(train, windows)}
     spooling = windows.spooling
-    # Where one feature shard has the batches of all epochs, no second pass follows.
+    # Where one feature shard (`picked_batches`) has the batches of all epochs, no second pass
+    # follows, and of `working_bytes` only the hot rows stay.
     if spooling and spooling.picked_batches < train.num_batches * train.config.epochs:
         parts["next pass for the spool"] = spooling.working_bytes
     elif spooling and spooling.hot_bytes:

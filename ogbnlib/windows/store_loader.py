@@ -214,7 +214,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             if self.pin_memory:
                 group = group.pin_memory()
             all_bytes = group.x.nbytes + group.n_id.nbytes + group.edge_index.nbytes
-            together, group.ahead = queue(all_bytes // len(group.hops))  # per group, groups ahead
+            batch_bytes = all_bytes // len(group.hops)  # the mean
+            together, group.ahead = queue(batch_bytes)  # batches of a group, groups ahead
             begin = end
             size = min(2 * size, together)
             yield group

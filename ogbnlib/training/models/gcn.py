@@ -15,7 +15,8 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        # the float32 rows [E, out] that are added up, and their gradients
+        # Traffic, to forecast times: a float32 row [out] that is added up for each edge, and one of
+        # the gradient. No array has them all.
         return 2 * 4 * layer.edges * layer.outputs
 
     @staticmethod

@@ -25,8 +25,8 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        # The rows [edges, inputs] that are added up and, as x needs no gradient, from the second
-        # layer on their gradients.
+        # Traffic, to forecast times: a row [inputs] that is added up for each edge and, as x needs
+        # no gradient, from the second layer on one of the gradient.
         return 4 * layer.edges * layer.inputs * (2 - layer.first)
 
     @staticmethod
