@@ -61,15 +61,6 @@ def stock_sampler() -> str:
     return "ogbnlib.sample_without_pyg_lib()"
 
 
-def graph(store: Store) -> Data:
-    """The graph in RAM, with float32 features."""
-    return Data(
-        x=torch.from_numpy(store.read("x", "float32")),
-        edge_index=torch.from_numpy(store.read_edge_index()),
-        y=torch.from_numpy(store.read("y")).long(),
-    )
-
-
 def stock_loader(
     store: Store, data: Data, setting: dict, sampler: CSCSampler | None = None
 ) -> NeighborLoader:
@@ -139,7 +130,8 @@ def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> N
     threads = sorted({1, torch.get_num_threads()})
     fan_outs = list(setting["num_neighbors"])
     sizes = (store.num_features, setting["hidden_channels"], len(fan_outs), store.num_classes)
-    data = graph(store)
+    whole = store.to_data()
+    data = Data(whole.x, whole.edge_index, y=whole.y)  # masks would be cut out for each batch
     sampler = stock_sampler()
     stock = stock_loader(store, data, setting)
     with_ours = stock_loader(store, data, setting, store.sampler(fan_outs))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from all_policies import settings
 from conftest import MB, batches_of
+from store_loaders import assert_equal
 from test_notebooks import ROOT, execute, text_of
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -19,7 +20,6 @@ from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sources.resolve import find_store
 from ogbnlib.training.train import train
 
@@ -56,14 +56,6 @@ def record(config: TrainConfig) -> tuple[list[dict[str, Tensor]], list[float]]:
     return model.batches, [row["loss"] for row in result.history]
 
 
-def assert_same_batches(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
-    """Compare nodes, edges and features of all batches, in their order, bit for bit."""
-    assert len(found) == len(expected)
-    for batch, other in zip(found, expected, strict=True):
-        for name, value in other.items():
-            assert torch.equal(batch[name], value), name
-
-
 def settings_of(model: str) -> dict[str, Any]:
     """A model, with a policy that trains it."""
     loading = "propagated" if MODELS[model].load().propagated else "shared"
@@ -83,7 +75,7 @@ def test_every_policy_trains_on_the_batches_of_the_cpu(
     expected, expected_losses = record(config)
     assert len(expected) == 2 * 8  # 120 seeds in batches of 16
     found, found_losses = record(config.replace(device=device))
-    assert_same_batches(found, expected)
+    assert_equal(found, expected)  # nodes, edges and features, in their order
     assert found_losses == pytest.approx(expected_losses, abs=1e-3)
 
 
@@ -128,22 +120,6 @@ def test_a_run_goes_on_with_the_same_dropout_or_elsewhere(
     assert found == pytest.approx(losses(config), abs=1e-3)
 
 
-def loaders_of(config: TrainConfig) -> Loaders:
-    store = find_store(config.dataset)
-    if config.policy.hops(config):
-        store = propagated(store, config, say=lambda line: None, progress=lambda *count: None)
-    loaders: Loaders = config.policy.load()(store, config, EventLog(None))
-    return loaders
-
-
-def assert_all_pinned(batches: list[Data], pinned: bool) -> None:
-    """Whether all features and edges are in page-locked memory; an empty tensor has none."""
-    assert len(batches) == 8
-    for batch in batches:
-        tensors = [value for value in (batch.x, batch.edge_index) if value.numel()]
-        assert [value.is_pinned() for value in tensors] == [pinned] * len(tensors)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -151,8 +127,16 @@ def test_batches_are_pinned_for_a_gpu(
     tiny_config: Config, device: str, policy: str, num_workers: int
 ) -> None:
     config = tiny_config(**settings(policy), device=device, num_workers=num_workers)
-    loaders = loaders_of(config)
-    assert_all_pinned(batches_of(loaders.train_loader(), 1), device == "cuda")
+    store = find_store(config.dataset)
+    if config.policy.hops(config):
+        store = propagated(store, config, say=lambda line: None, progress=lambda *count: None)
+    loaders = config.policy.load()(store, config, EventLog(None))
+    batches = batches_of(loaders.train_loader(), 1)
+    assert len(batches) == 8
+    for batch in batches:
+        # an empty tensor has no memory
+        tensors = [value for value in (batch.x, batch.edge_index) if value.numel()]
+        assert [value.is_pinned() for value in tensors] == [device == "cuda"] * len(tensors)
     loaders.close()
 
 

@@ -21,14 +21,8 @@ from ogbnlib.sources.synth import synthesize
 from ogbnlib.training.train import compile_all
 
 
-def audited(folder: Path, dataset: str) -> dict[str, Any]:
-    tally = Run.open(folder).record
-    return audit(TrainConfig.create(dataset=dataset), None, tally.phases)
-
-
-@pytest.fixture
-def resumed(tmp_path: Path) -> Path:
-    """An attempt that held 500 MB in `load`, and one that held 100 MB, and 120 MB after it."""
+def test_what_was_held_between_phases_counts_in_the_peak(tmp_path: Path, tiny_store: Path) -> None:
+    # An attempt that held 500 MB in `load`, and one that held 100 MB, and 120 MB after it.
     events: list[dict[str, Any]] = [
         {"time_s": 100.0, "event": "start"},
         {"time_s": 100.5, "event": "begin", "phase": "load"},
@@ -39,11 +33,9 @@ def resumed(tmp_path: Path) -> Path:
     rest = {"rss_shmem_bytes": 0, "rss_file_bytes": 900 * MB}
     sizes = {101: 500, 111: 100, 113: 120}
     samples = [{"time_s": at, "rss_anon_bytes": size * MB, **rest} for at, size in sizes.items()]
-    return write_run(tmp_path / "run", exit_code=0, events=events, samples=samples)
-
-
-def test_what_was_held_between_phases_counts_in_the_peak(resumed: Path, tiny_store: Path) -> None:
-    entry = audited(resumed, str(tiny_store))
+    resumed = write_run(tmp_path / "run", exit_code=0, events=events, samples=samples)
+    phases = Run.open(resumed).record.phases
+    entry = audit(TrainConfig.create(dataset=str(tiny_store)), None, phases)
     assert entry["peak_bytes"]["measured"] == 120 * MB
     assert entry["phases"]["load"]["measured"] == 100 * MB
     assert entry["phases"]["train"]["measured"] is None

@@ -162,19 +162,13 @@ WAYS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-def planned_table() -> list[list[str]]:
-    """Peak and verdict at full size: a row for each of `WAYS`; directed, and with reverse edges."""
-    rows = []
+@pytest.mark.usefixtures("build_for_cpus")
+def test_readmes_and_first_notebook_have_the_planners_table() -> None:
+    expected = []  # peak and verdict of each way, directed and with reverse edges
     for changes, is_sorted in WAYS:
         limit = "4 GB" if changes["loading"] == "store" else "128 GB"
         both = (config(**changes, undirected=undirected) for undirected in (False, True))
-        rows.append([plan(one, limit, is_sorted=is_sorted).in_short for one in both])
-    return rows
-
-
-@pytest.mark.usefixtures("build_for_cpus")
-def test_readmes_and_first_notebook_have_the_planners_table() -> None:
-    expected = planned_table()
+        expected.append([plan(one, limit, is_sorted=is_sorted).in_short for one in both])
     assert expected[2] == ["80 GB, FITS", "104 GB, FITS"]
     verdict = r"\d+ GB, (?:FITS|TIGHT|WILL NOT FIT)"
     root = forecast_table.GUIDE.parents[2]

@@ -24,17 +24,6 @@ from ogbnlib.propagation import hops as module
 from ogbnlib.propagation import sweep
 
 
-def in_blocks_of(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
-    """Hold so many columns at a time, in turn for each hop."""
-    plan = module.plan_hops
-
-    def planned(size: Any, hops: int, **how: Any) -> Any:
-        in_turn = [widths[k % len(widths)] for k in range(hops)]
-        return dataclasses.replace(plan(size, hops, **how), widths=in_turn)
-
-    monkeypatch.setattr(module, "plan_hops", planned)
-
-
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -55,10 +44,15 @@ def test_it_is_the_power_of_the_adjacency(
     x = (size * random.normal(size=(num_nodes, columns))).astype(np.float32)
     store = make_store(folder / "store", edges, x, seed)
     how: dict[str, Any] = {"hops": hops, "norm": norm, "nodes": nodes}
+    plan, widths = module.plan_hops, ([width, next_width] * 2)[:hops]  # in turn for each hop
+
+    def planned(*given: Any, **more: Any) -> Any:
+        return dataclasses.replace(plan(*given, **more), widths=widths)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "SLICE_NODES", nodes_at_once)
         patch.setattr(sweep, "PIECE_EDGES", edges_at_once)
-        in_blocks_of(patch, width, next_width)
+        patch.setattr(module, "plan_hops", planned)
         kept = np.arange(num_nodes)
         if nodes == "labelled":
             kept = np.unique(np.concatenate([*store.splits.values()]))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import csc_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -17,24 +18,13 @@ from ogbnlib.graph.neighbors import batch_key, choose, node_state
 from ogbnlib.sampling.order import EpochSampler
 from ogbnlib.sampling.sampler import CSCSampler
 
-Csc = tuple[np.ndarray, np.ndarray]
-
 # A statistical test here fails by chance once in a million runs; its seeds are fixed, so it passes
 # always or never.
 P_VALUE = 1e-6
 
 
-def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any = np.int64) -> Csc:
-    """`edges` as (source, target), kept in order within a target."""
-    edges = sorted(edges, key=lambda edge: edge[1])
-    degree = np.bincount([target for _, target in edges], minlength=num_nodes)
-    colptr = np.concatenate([[0], np.cumsum(degree)]).astype(np.int64)
-    return colptr, np.array([source for source, _ in edges], dtype=dtype)
-
-
-def random_graph(dtype: Any = np.int64) -> Csc:
-    edges = np.random.default_rng(0).integers(0, 300, (4000, 2))
-    return csc(300, list(map(tuple, edges)), dtype)
+def random_graph(dtype: Any = np.int64) -> tuple[np.ndarray, np.ndarray]:
+    return csc_of(np.random.default_rng(0).integers(0, 300, (4000, 2)).astype(dtype).T, 300)
 
 
 def seeds_of(*nodes: int, position: int | None = 0) -> NodeSamplerInput:
@@ -68,7 +58,7 @@ def problems(draw: Any) -> tuple[int, list[tuple[int, int]], list[int], list[int
 @given(problems())
 def test_a_batch_has_the_structure_that_pyg_defines(problem: Any) -> None:
     num_nodes, edges, seeds, fanouts, seed = problem
-    colptr, row = csc(num_nodes, edges)
+    colptr, row = csc_of(np.array(edges, np.int64).reshape(-1, 2).T, num_nodes)
     out = CSCSampler(colptr, row, fanouts, seed=seed).sample_from_nodes(seeds_of(*seeds))
     node, source, target, hop_nodes, hop_edges = flat(out)
 

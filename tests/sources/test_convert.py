@@ -208,10 +208,9 @@ def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(
     assert_same(open_store(tmp_path / "s"), dataset.path, undirected=True)
 
 
-def test_an_error_ends_a_conversion_and_its_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(npz, "CHUNK_BYTES", 64)  # many chunks
+@pytest.mark.usefixtures("file_chunks")
+@pytest.mark.parametrize("file_chunks", [64], indirect=True)  # many chunks
+def test_an_error_ends_a_conversion_and_its_threads(tmp_path: Path) -> None:
     splits, labels = {"train": [0], "valid": [1], "test": [2]}, np.zeros(500, np.int64)
     source = from_arrays("made", np.zeros((2, 10), np.int64), np.ones((500, 4)), labels, splits)
     before, calls = set(threading.enumerate()), itertools.count()

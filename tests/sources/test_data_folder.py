@@ -245,6 +245,23 @@ def test_coras_content_and_cites_lose_no_line(small: Arrays, tmp_path: Path) -> 
     assert 3 in source[target == 0]  # citing to cited
 
 
+def test_snaps_edge_list_under_its_own_name(small: Arrays, tmp_path: Path) -> None:
+    names = np.arange(SMALL) * 1001 + 99
+    content = (
+        f"# Directed\n# FromNodeId\tToNodeId\n{lines(*names[small['edge_index']], sep=chr(9))}"
+    )
+    files = {"without": "edges", "com-mine.ungraph.txt.gz": content, "nodes.npy": names}
+    folder = write_small(tmp_path / "own", small, files)
+    with pytest.raises(InputError, match="draft"):
+        open_source(folder)
+    text = (folder / "dataset.yaml").read_text()
+    for name, role in (("1", "source"), ("2", "target")):
+        assert f"    {name}: TODO" in text
+        text = text.replace(f"    {name}: TODO", f"    {name}: {role}")
+    (folder / "dataset.yaml").write_text(text)
+    same(read_all(open_source(folder)), small)
+
+
 def test_numbers_of_any_type_become_float32_and_float16_stays(
     small: Arrays, tmp_path: Path
 ) -> None:
@@ -326,6 +343,9 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
     roles = "\n".join(f"  {name}.npy: {name}" for name in ("edges", "labels", *g["splits"]))
     roles = f"files:\n  features.parquet: {{x: feature}}\n{roles}\n"
     texts = [["1", "2"]] * 7 + [["1", "oops"]] * 33
+    part = np.isin(ids, g["splits"]["train"])
+    halves = {"labels.npy": ids % 3, "valid.npy": ids[~part], "test.npy": ids[:0]}
+    halves["features.csv"] = lines(part * 1, *x.T, header="part,a,b,c")
     typo = ["1"] * 38 + ["l", "0"]
     return [
         # Numbers
@@ -340,6 +360,7 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"features.npy": np.where(x == x[7, 2], np.nan, x)}, "found nan in row 7"),
         ({"features.csv": lines(*x.T, header="a,b,a")}, "each column's name once, found 'a' again"),
         ({"features.csv": lines(ids[::-1], *x.T, header="id,a,b,c"), "nodes.npy": ids}, "row 0: .*order.*'39'"),
+        (halves, "features.csv, column 'part': .*`left out`"),
         # Edges
         ({"edges.csv": edges + "-1,2\n"}, r"edges.csv, column 'source', row 1: .*found '-1'"),
         ({"edges.csv": edges + "1,9223372036854775808\n"}, "column 'target', row 1: .*'9223372036854775808'"),

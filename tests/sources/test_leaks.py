@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pytest
 
-from ogbnlib import convert
 from ogbnlib.errors import InputError
 from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.leaks import refuse_leaks
@@ -84,19 +80,3 @@ def test_masks_folds_and_numbers_of_splits_are_no_features() -> None:
     x[5, 17] = 1
     splits = {"train": np.arange(5), "valid": [7], "test": [5]}
     assert leaks(source(x, splits=splits)) == ""
-
-
-def test_a_column_that_tells_the_split_is_refused_by_its_name(tmp_path: Path) -> None:
-    g = source()
-    edges = np.concatenate([np.stack(pair) for pair in g.edge_chunks(10_000)], axis=1)
-    folder = tmp_path / "own"
-    folder.mkdir()
-    arrays = {"edges": edges, "labels": np.concatenate([*g.label_chunks()]), **SPLITS}
-    for role, values in arrays.items():
-        np.save(folder / f"{role}.npy", values)
-    features = pd.DataFrame(next(g.x_chunks()), columns=["a", "b", "c"])
-    features.insert(1, "partition", member("train").astype(int))
-    features.to_csv(folder / "features.csv", index=False)
-    with pytest.raises(InputError, match=r"features.csv, column 'partition': .*`left out`"):
-        convert(folder, tmp_path / "store", progress=False)
-    assert not (tmp_path / "store").exists()

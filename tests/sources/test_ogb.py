@@ -17,18 +17,14 @@ from web import Remote
 
 from ogbnlib import convert
 from ogbnlib.errors import InputError
-from ogbnlib.graph import npz
 from ogbnlib.sources import official
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.folder import open_official
 from ogbnlib.sources.ogb import read_split_dict
 
+small_chunks = pytest.mark.parametrize("file_chunks", [256], indirect=True)
+pytestmark = [pytest.mark.usefixtures("file_chunks"), small_chunks]
 N, E, F, C = 40, 300, 5, 4
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
 
 
 @pytest.fixture

@@ -34,17 +34,14 @@ def arrays() -> dict[str, Any]:
     return random_arrays(60, 400, 5, 4)
 
 
-@pytest.fixture
-def raw(tmp_path: Path, arrays: dict[str, Any]) -> Path:
-    return write_raw(tmp_path / "mine", num_classes=4, **arrays).path
-
-
 @pytest.mark.parametrize("kind", ["csv", "raw", "empty"])
 def test_any_other_folder_is_one_sentence_with_the_command(
-    kind: str, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, arrays: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = raw if kind == "raw" else tmp_path / "my graph"
+    folder = tmp_path / "my graph"
+    if kind == "raw":
+        write_raw(folder, num_classes=4, **arrays)
     folder.mkdir(exist_ok=True)
     if kind == "csv":
         (folder / "edges.csv").write_text("source,target\n1,2\n")

@@ -11,11 +11,12 @@ from conftest import random_arrays, tree
 
 from ogbnlib import convert, propagate
 from ogbnlib.errors import InputError
-from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.arrays import from_arrays
 
+many_chunks = pytest.mark.parametrize("file_chunks", [256], indirect=True)
+pytestmark = [pytest.mark.usefixtures("file_chunks"), many_chunks]
 ARRAYS = ("colptr", "row", "y", "train", "valid", "test")
 
 
@@ -25,8 +26,7 @@ def graph() -> dict[str, Any]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(npz, "CHUNK_BYTES", 256)  # many chunks
+def store(tmp_path: Path, graph: dict[str, Any]) -> Store:
     return convert(from_arrays("any", **graph), tmp_path / "store", progress=False)
 
 

@@ -42,16 +42,14 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-def write_targets(file: Path, values: NDArray[Any]) -> Path:
+def write_targets(file: Path, values: NDArray[Any]) -> None:
+    frame = pd.DataFrame(values.reshape(N, -1)).add_prefix("value ")
     if file.suffix == ".npy":
         np.save(file, values)
-        return file
-    frame = pd.DataFrame(values.reshape(N, -1)).add_prefix("value ")
-    if file.suffix == ".parquet":
+    elif file.suffix == ".parquet":
         frame.to_parquet(file)
     else:
         frame.to_csv(file, index=False)
-    return file
 
 
 def check_everywhere(store: Store, values: NDArray[Any]) -> None:

@@ -9,14 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_arrays
-from ogb_layout import write_raw
 from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import Store
-from ogbnlib.sources.convert import convert
 from ogbnlib.training import learner
 from ogbnlib.training.train import train
 
@@ -65,8 +63,7 @@ def test_an_epochs_loss_is_torchs_weighted_mean_over_the_split(
 def test_a_class_without_train_nodes_has_no_weight(tiny_config: Config, tmp_path: Path) -> None:
     arrays = random_arrays(60, 200, 4, num_classes=3)
     arrays["y"][:20] = np.arange(20) % 2
-    write_raw(tmp_path / "raw", **arrays, num_classes=3)
-    convert(tmp_path / "raw", tmp_path / "store", progress=False)
+    Store.from_arrays(tmp_path / "store", **arrays, num_classes=3, progress=False)
     config = tiny_config(dataset=str(tmp_path / "store"), class_weight="balanced", epochs=1)
     loss = train(config).history[0]["loss"]
     assert loss is not None

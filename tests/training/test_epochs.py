@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import same
+from conftest import same, weights
 from ogb.nodeproppred import Evaluator
 from sklearn.metrics import f1_score
 
@@ -17,11 +17,6 @@ from ogbnlib.training.train import train
 from ogbnlib.training.trainer import Trainer, accuracy, macro_f1
 
 Config = Callable[..., TrainConfig]
-
-
-def loaded(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(path, weights_only=True)
-    return content
 
 
 @pytest.fixture
@@ -74,11 +69,11 @@ def test_the_best_model_is_kept_too(
     valid[:] = [0.5, 0.7, 0.7]
     config = tiny_config(epochs=3, keep="best", dropout=0.3)
     train(config, tmp_path / "run")
-    best = loaded(tmp_path / "run" / "best.pt")
+    best = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
     assert (best["epoch"], best["valid"]) == (2, 0.7)
     valid[:] = [0.5, 0.7]
     assert same(best["model"], train(config.replace(epochs=2, keep="last")).model.state_dict())
-    assert not same(best["model"], loaded(tmp_path / "run" / "checkpoint.pt")["model"])
+    assert not same(best["model"], weights(tmp_path / "run"))
 
 
 def test_a_kill_between_best_model_and_checkpoint_loses_neither(
@@ -98,11 +93,11 @@ def test_a_kill_between_best_model_and_checkpoint_loses_neither(
         patch.setattr(Checkpointer, "save", dies)
         with pytest.raises(RuntimeError):
             train(config, tmp_path / "run")
-    first = loaded(tmp_path / "run" / "best.pt")
+    first = weights(tmp_path / "run", "best.pt")
     assert len(train(config, tmp_path / "run", resume=True).history) == 3
-    again = loaded(tmp_path / "run" / "best.pt")
+    again = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
     assert (again["epoch"], again["valid"]) == (2, 0.7)
-    assert same(again["model"], first["model"])
+    assert same(again["model"], first)
 
 
 def test_the_best_model_needs_a_folder_from_the_start(tiny_config: Config, tmp_path: Path) -> None:

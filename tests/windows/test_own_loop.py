@@ -129,16 +129,6 @@ def test_a_mistake_is_one_sentence(store: Store, arguments: dict[str, object], f
         store.loader(**arguments)
 
 
-class Net(torch.nn.Module):
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self.first, self.last = SAGEConv(store.num_features, 64), SAGEConv(64, store.num_classes)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = F.dropout(F.relu(self.first(x, edge_index)), 0.5, self.training)
-        return self.last(x, edge_index)
-
-
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
 
 
@@ -150,7 +140,7 @@ def lightning_model(store: Store) -> Make:
     class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.net = Net(store)
+            self.net = GraphSAGE(store.num_features, 64, 2, store.num_classes, dropout=0.5)
             self.seen: list[tuple[int, list[int]]] = []
             self.checked: list[list[int]] = []
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from conftest import csc_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
@@ -140,13 +141,6 @@ def test_without_o_direct_rows_come_through_the_page_cache(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    edges = sorted(edges, key=lambda edge: edge[1])
-    degree = np.bincount(np.array([target for _, target in edges], np.int64), minlength=num_nodes)
-    colptr = np.r_[0, np.cumsum(degree)].astype(np.int64)
-    return colptr, np.array([source for source, _ in edges], dtype)
-
-
 def sample_window(
     sampler: CSCSampler, seeds: list[np.ndarray], firsts: list[int], epoch: int, *disks: DiskArray
 ) -> Any:
@@ -185,7 +179,8 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=60, **PATIENT)
 @given(problem=problems())
 def test_windows_have_the_batches_drawn_one_by_one(tmp_path: Path, problem: dict[str, Any]) -> None:
-    colptr, row = csc(problem["num_nodes"], problem["edges"], problem["dtype"])
+    edges = np.array(problem["edges"], problem["dtype"]).reshape(-1, 2).T
+    colptr, row = csc_of(edges, problem["num_nodes"])
     sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"])
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
     firsts = list(range(0, len(seeds), size))
