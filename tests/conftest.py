@@ -31,6 +31,7 @@ from ogbnlib.memory.limits import Limit, make_limit
 from ogbnlib.memory.record import SAMPLE_COLUMNS
 
 MB = 2**20
+Config = Callable[..., TrainConfig]
 # for this process and all others
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(npz.__file__).parents[1] / "__pycache__"))
 
@@ -102,6 +103,12 @@ def touched(file: Path, condition: Callable[[], Any]) -> Iterator[None]:
     thread.start()
     yield
     thread.join()
+
+
+def cli(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, with its output."""
+    argv = [sys.executable, "-m", "ogbnlib", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, **how)
 
 
 def is_alive(pid: int) -> bool:

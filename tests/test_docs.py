@@ -30,19 +30,13 @@ PAGE = ROOT / "notebooks" / "guide" / "papers100M.md"
 SCALE = float(os.environ.get("OGBNLIB_PAGE_SCALE", "0.002"))  # 0.01 takes two minutes
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What OGB's server has, at the scale of these tests."""
-    folder = tmp_path_factory.mktemp("remote")
-    synthesize(folder / "papers100M-bin", scale=SCALE)
-    name = "papers100M-bin"
-    return Path(shutil.make_archive(str(folder / name), "zip", folder, name)).read_bytes()
-
-
 @pytest.mark.slow
 def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(
-    archive: bytes, tmp_path: Path
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    remote, name = tmp_path_factory.mktemp("remote"), "papers100M-bin"
+    synthesize(remote / name, scale=SCALE)
+    archive = Path(shutil.make_archive(str(remote / name), "zip", remote, name)).read_bytes()
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     with Remote(archive) as server:
         proxy = server.url.rpartition("/")[0]

@@ -27,14 +27,11 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_store_is_sound_and_has_its_sizes(copy: Path) -> None:
+def test_store_and_run_open_with_their_sizes_end_and_record(copy: Path) -> None:
     assert verify_store("store") == []
     size = open_store("store").size
     assert (size.num_nodes, size.num_edges, size.num_features) == (400, 4616, 8)
     assert size.num_seeds == {"train": 193, "valid": 103, "test": 104}
-
-
-def test_the_run_opens_with_its_end_and_its_record(copy: Path) -> None:
     old = Run.open("run")
     assert (old.exit_code, old.diagnosis.cause) == (0, "finished")
     assert old.config.num_neighbors == (4, 3)

@@ -1,4 +1,4 @@
-"""Promises of the whole package: requirements, imports only downwards, torch where it is used."""
+"""Promises of the whole package: style, requirements, imports only downwards, torch where used."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import ogbnlib.notebook
+from ogbnlib import environment
 from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
 from ogbnlib.notebook.course import write_course
@@ -56,6 +57,24 @@ def floor(module: str) -> int:
 def test_a_module_imports_from_its_own_room_and_those_below(module: str) -> None:
     wrong = {name for name in imports(PACKAGE)[module] if floor(name) > floor(module)}
     assert not wrong, f"{module} (floor {floor(module)}) imports {sorted(wrong)}"
+
+
+def test_no_other_module_spells_the_name_of_a_variable() -> None:
+    names = [value for value in vars(environment).values() if str(value).startswith("OGBNLIB_")]
+    assert len(set(names)) == len(names) > 5
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "environment.py":
+            assert not [name for name in names if name in path.read_text()], path
+
+
+MYPY = pytest.param("mypy", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", MYPY])
+def test_the_code_passes(command: str) -> None:
+    argv = [sys.executable, "-m", *command.split()]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_environment_and_pyproject_name_the_same_requirements() -> None:
@@ -146,34 +165,32 @@ def printed(code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def loads_torch(code: str) -> bool:
-    return printed(f"{code}\nimport sys; print('torch' in sys.modules)") == "True"
+REGISTERED = "*ogbnlib.registry.MODELS.values(), *ogbnlib.registry.POLICIES.values()"
+HELP = "import sys; sys.argv = ['', '--help']\nimport ogbnlib.__main__ as command; command.main()"
+JEDI = "import jedi, ogbnlib; found = jedi.Interpreter('ogbnlib.', [vars()]).complete()\n"
+JEDI += "assert {'run', 'train', 'TrainConfig'} <= {*{name.name: name.type for name in found}}"
+IMPORTS = {  # what is done, and packages that it does not load
+    "plan, watch, explain": (
+        f"import ogbnlib, {', '.join(f'ogbnlib.{name}' for name in WITHOUT_TORCH)}\n"
+        f"[entry.load() for entry in ({REGISTERED})]",
+        {"torch"},
+    ),
+    "help": (HELP, {"torch"}),
+    "tab": (JEDI, {"torch"}),
+    "import": ("import ogbnlib, ogbnlib.__main__", {"jupyterlab", "papermill", "IPython"}),
+}
 
 
-def test_help_and_everything_that_plans_watches_and_explains_come_without_torch() -> None:
-    names = ", ".join(f"ogbnlib.{name}" for name in WITHOUT_TORCH)
-    entries = "*ogbnlib.registry.MODELS.values(), *ogbnlib.registry.POLICIES.values()"
-    assert not loads_torch(f"import ogbnlib, {names}\n[entry.load() for entry in ({entries})]")
-    assert not loads_torch(
-        "import sys; sys.argv = ['', '--help']\nimport ogbnlib.__main__ as command; command.main()"
-    )
+@pytest.mark.parametrize("name", IMPORTS)
+def test_what_needs_no_large_package_loads_none(name: str) -> None:
+    code, packages = IMPORTS[name]
+    assert printed(f"{code}\nimport sys; print({packages} & {{*sys.modules}})") == "set()"
 
 
 def test_import_says_that_it_needs_linux() -> None:
     code = "import sys; sys.platform = 'darwin'; import ogbnlib"
     argv = [sys.executable, "-W", "error", "-c", code]
     assert "Linux, found darwin" in subprocess.run(argv, capture_output=True, text=True).stderr
-
-
-def test_tab_lists_the_names_without_torch() -> None:
-    code = "import jedi, ogbnlib; names = {name.name: name.type for name in jedi.Interpreter('ogbnlib.', [vars()])"
-    code += ".complete()}\nassert {'run', 'train', 'TrainConfig'} <= {*names}"
-    assert not loads_torch(code)
-
-
-def test_import_loads_neither_jupyterlab_nor_papermill() -> None:
-    code = "import sys, ogbnlib, ogbnlib.__main__; print({'jupyterlab', 'papermill', 'IPython'} & {*sys.modules})"
-    assert printed(code) == "set()"
 
 
 def test_the_public_names_are_found_where_they_are_said_to_be() -> None:

@@ -1,12 +1,11 @@
 """From files to predictions.csv with three commands, on graphs of what this machine ships."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import cli
 from machine_graphs import GRAPHS, package_fields, write
 from sklearn.linear_model import LogisticRegression
 
@@ -17,8 +16,7 @@ TRAINING |= {"epochs": 9, "eval_every": 3, "keep": "best"}
 
 
 def command(*arguments: object, cwd: Path) -> None:
-    words = [sys.executable, "-m", "ogbnlib", *map(str, arguments)]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True)
+    done = cli(*arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,24 +2,21 @@
 
 import itertools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Config
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import GB, InputError
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
 from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run
 from ogbnlib.training.gpu import begin, end, prepare_allocator
 from ogbnlib.training.train import train
 
-Config = Callable[..., TrainConfig]
-GB = 2**30
 # As torch 2.13 writes it (c10/cuda/CUDACachingAllocator.cpp).
 MESSAGE = (
     "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 70.00 GiB is "

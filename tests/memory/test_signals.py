@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import is_alive, same, scores, wait_until, weights
+from conftest import Config, is_alive, same, scores, wait_until, weights
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ogbnlib.config import TrainConfig
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
 from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.codes import STOPPED
@@ -25,7 +24,6 @@ from ogbnlib.runs.folder import Run
 from ogbnlib.training.network import GNN
 from ogbnlib.training.train import train
 
-Config = Callable[..., TrainConfig]
 BATCHES = 8  # of an epoch of 120 seeds in batches of 16
 
 

@@ -1,13 +1,11 @@
 """Promises of `python -m ogbnlib notebooks`: a whole working folder, apart from the checkout."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import tree
+from conftest import cli, tree
 
 from ogbnlib.errors import InputError
 from ogbnlib.notebook.course import write_course
@@ -39,20 +37,17 @@ def test_it_has_the_checkouts_files_and_links_that_work(tmp_path: Path) -> None:
         assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_a_folder_with_content_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_an_empty_folder_is_filled_but_no_working_or_full_one(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.ipynb").write_text("{}")
+    thesis = tmp_path / "mine" / "thesis.ipynb"
+    thesis.write_text("{}")
     with pytest.raises(InputError, match="mine: "):
         write_course(tmp_path / "mine")
     assert tree(tmp_path) == {"mine/thesis.ipynb": b"{}"}
-
-
-def test_an_empty_folder_is_filled_but_no_working_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    command = [sys.executable, "-m", "ogbnlib", "notebooks"]
-    done = subprocess.run([*command, "."], cwd=tmp_path / "mine", capture_output=True, text=True)
+    thesis.unlink()
+    done = cli("notebooks", ".", cwd=tmp_path / "mine")
     assert done.returncode == 2
     assert f"{tmp_path / 'mine'}: " in done.stderr
     assert not tree(tmp_path)
-    subprocess.run([*command, "mine"], cwd=tmp_path, check=True)
+    assert cli("notebooks", "mine", cwd=tmp_path).returncode == 0
     assert (tmp_path / "mine" / "notebooks" / "00_quickstart.ipynb").is_file()

@@ -1,5 +1,8 @@
-"""Promises of `tables`: a forecast beside its measurement, and the runs of a folder as a table."""
+"""Promises of `tables` and `verdicts`: a forecast beside its measurement, the runs of a folder as a
+table, a consequence only from a measurement that carries it, and foreign names as text."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from conftest import MB, write_run
 import ogbnlib
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.run_forecast import predict
+from ogbnlib.notebook import verdicts
 from ogbnlib.notebook.plots import plot_accuracy, plot_runs, plot_timeline
 from ogbnlib.notebook.tables import best_epochs, compare_runs, compare_steps, forecast_table
 from ogbnlib.runs.folder import Run
@@ -63,19 +67,15 @@ F1_METRICS = (
 
 def test_tables_and_plots_name_the_epoch_that_the_run_kept(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", exit_code=0, config={})
+    assert best_epochs(folder)["best epoch"].isna().all()  # without an evaluation
+    assert Run.open(folder).best_epoch is None
+    plot_accuracy(folder)
     (folder / "metrics.csv").write_text(F1_METRICS)
     row = best_epochs(folder).loc["a"]
     assert row[["best epoch", "valid", "test", "epochs trained"]].tolist() == [1, 0.6, 0.5, 3]
     lines = plot_accuracy(folder).axes[1].get_lines()
     marks = [line.get_data() for line in lines if line.get_marker() == "o"]
     assert [mark for mark in marks if len(mark[0])] == [([1], [0.6])]
-
-
-def test_a_run_without_an_evaluation_has_no_best_epoch(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", exit_code=0, config={})
-    assert best_epochs(folder)["best epoch"].isna().all()
-    assert Run.open(folder).best_epoch is None
-    plot_accuracy(folder)
 
 
 def epochs(rises_mb: list[int]) -> list[dict[str, object]]:
@@ -106,3 +106,58 @@ def test_steps_are_compared_without_the_first_epoch_of_several(
     train = next(phase for phase in predict(config).phases if phase.name == "train")
     step = train.parts["batch in use"] + train.parts["step: activations and sampling"]
     assert steps["forecast MB"].tolist() == pytest.approx([step / MB] * 2, abs=0.1)
+
+
+SO = "Share one graph."
+
+
+def test_a_measurement_decides_what_follows() -> None:
+    for figure, carries, answer in (
+        *((0.3, True, SO), (0.3, False, "Not so"), (0.3, None, "Undecided")),
+        (math.nan, False, "Not"),
+    ):
+        measured, so = verdicts.finding(f"{figure:.0%} less, and nanoseconds", carries, SO)
+        assert so.startswith(answer)
+        assert ("nan%" in measured, "30%" in measured) == (False, not math.isnan(figure))
+
+
+def test_a_table_shows_each_text_in_full() -> None:
+    claim, measured = "x" * 200, "<b> & " + "y" * 200
+    table = verdicts.table({claim: verdicts.finding(measured, True, SO)})
+    assert repr(table).splitlines() == [claim, f"    {measured}", f"    {SO}"]
+    html = table._repr_html_()
+    assert claim in html
+    assert "&lt;b&gt; &amp; yyy" in html
+    assert html.count("<tr") == 2
+
+
+def test_names_in_a_foreign_folder_are_shown_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: Callable[..., int]
+) -> None:
+    name = "<script>x</script>\x1b]0;title\x07\u202eevil $a_b$ $\nForged line"
+    part = {"time_s": 102.0, "event": "part", "name": name, "bytes": 160 * MB}
+    begin = {"time_s": 101.0, "event": "begin", "phase": name}
+    events = [{"time_s": 100.0, "event": "start"}, begin, part]
+    folder = write_run(tmp_path / "a$b$<i>", events=events, last_output=name)
+    for command in ("status", "diagnose"):
+        command_line(command, str(folder))
+        text, errors = capsys.readouterr()
+        assert not errors
+        assert "<script>x</script>]0;titleevil $a_b$ $ Forged line" in text
+        assert len(text.splitlines()) == 1
+        assert not {*text} & {"\x1b", "\x07", "\u202e"}
+    done = Run.open(folder)
+    finding = verdicts.finding(name, True, name)
+    pages = [done._repr_html_(), done.diagnosis._repr_html_(), compare_runs([done])._repr_html_()]
+    pages += [
+        verdicts.table({name: finding})._repr_html_(),
+    ]
+    for page in pages:
+        assert page is not None
+        assert "<script>" not in page
+        assert "<i>" not in page
+    for page in pages[:2] + pages[3:4]:
+        assert "\x1b" not in page
+    for axes in (plot_timeline(done), *plot_runs([done]).axes):
+        axes.figure.canvas.draw()  # matplotlib would read $a_b$ as a formula
+        assert "\x1b" not in axes.get_title()

@@ -1,5 +1,5 @@
-"""Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has
-ended."""
+"""Promises of `run_dir`: one process at a time trains in a folder, each file is read once, and what
+`run` returns is what the folder says."""
 
 import os
 import re
@@ -9,25 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import python_child, tree, write_run
+from conftest import MB, Config, python_child, tree, write_run
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
+from ogbnlib.graph.store import open_store
 from ogbnlib.memory.growth import Growth
 from ogbnlib.memory.record import METRIC_COLUMNS
+from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
-Config = Callable[..., TrainConfig]
 HOLD = (
     "import sys, time\nfrom pathlib import Path\nfrom ogbnlib.runs.attempt import lock_of\n"
     "with lock_of(Path(sys.argv[1])):\n    print('ready', flush=True)\n    time.sleep(600)\n"
 )
-
-
-def refusal(folder: Path, pid: int) -> str:
-    return re.escape(f"{folder}: it is being trained in by process {pid} on ")
 
 
 def test_a_second_trainer_is_refused_and_changes_nothing(
@@ -37,8 +34,9 @@ def test_a_second_trainer_is_refused_and_changes_nothing(
     train(tiny_config(epochs=1), folder)
     with python_child(HOLD, str(folder)) as holder:
         before = tree(folder)
+        words = re.escape(f"{folder}: it is being trained in by process {holder.pid} on ")
         for start in (train, run):
-            with pytest.raises(InputError, match=refusal(folder, holder.pid)):
+            with pytest.raises(InputError, match=words):
                 start(tiny_config(epochs=2), run_dir=folder, resume=True)
         assert tree(folder) == before
     # it was killed, so nothing holds the folder any more
@@ -85,30 +83,27 @@ def everything(folder: Path) -> str:
         lambda data: data.replace(b"\n", b",more\n", 1),
         lambda data: b"[" * 200_000,
         lambda data: data.replace(b"10", b"1e400", 2),
+        None,
     ],
-    ids=["half", "zeros", "letters", "a column more", "brackets", "infinite"],
+    ids=["half", "zeros", "letters", "a column more", "brackets", "infinite", "a pipe"],
 )
 def test_a_damaged_file_of_a_run_is_no_traceback(
-    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes]
+    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes] | None
 ) -> None:
     peaks: dict[str, Any] = {"peak_bytes": 2**20, "sampled_peaks_bytes": {"held_bytes": 2**20}}
     folder = write_run(tmp_path / "run", **peaks)
     (folder / "metrics.csv").write_text(METRICS)
     everything(folder)
     whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(spoil(whole))
-    if spoil(whole) == whole:
-        return
-    with pytest.raises(InputError, match=re.escape(f"{folder / name}: ")):
-        everything(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.csv", "timeline.csv"])
-def test_a_pipe_in_place_of_a_runs_file_is_refused(tmp_path: Path, name: str) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    with pytest.raises(InputError, match=re.escape(f"{folder / name}: expected a file")):
+    if spoil is None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).write_bytes(spoil(whole))
+        if spoil(whole) == whole:
+            return
+    words = f"{folder / name}: {'' if spoil else 'expected a file'}"
+    with pytest.raises(InputError, match=re.escape(words)):
         everything(folder)
 
 
@@ -170,3 +165,57 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
         assert words in shown
     (tmp_path / "a<b" / "result.json").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()
+
+
+def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path: Path) -> None:
+    done = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
+    found = Run.open(tmp_path / "run")
+    for name in ("result", "diagnosis", "config", "exit_code", "peak_bytes", "held_peak_bytes"):
+        assert getattr(found, name) == getattr(done, name)
+    assert found.exit_code == 0
+    assert found.rss_peak_bytes == done.rss_peak_bytes > 50 * MB
+    # For peaks by phase see test_recorder.py: here another process may note a phase's time and
+    # write it a sample later.
+    assert found.record.parts == done.record.parts
+    assert found.record.largest_parts == done.record.largest_parts
+    assert repr(found) == f"Run('{tmp_path}/run', finished)"
+
+
+def end(folder: Path, config: TrainConfig, *events: Any, code: int = 0, **more: Any) -> Run:
+    """The result of an attempt that marked these events."""
+    attempt = Attempt(Run(folder), config)
+    for event in events:
+        attempt.recorder.log.mark(event.pop("event"), **event)
+    attempt.recorder.stop()
+    return attempt.end(code, with_forecast=True, **more)
+
+
+def test_a_result_names_its_job_for_the_job_script(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert end(tmp_path, tiny_config()).result["slurm_job"] == "7"
+
+
+def test_the_forecast_check_takes_the_size_that_the_run_found(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    config, size = tiny_config(), open_store(tiny_config().dataset).size
+    files = end(tmp_path, config).result["forecast"]
+    marked = {"event": "dataset", **asdict(size), "num_nodes": 1_000_000}
+    run_ = end(tmp_path, config.replace(dataset="gone since"), marked).result["forecast"]
+    assert run_["peak_bytes"]["predicted"] > files["peak_bytes"]["predicted"]
+    gone = end(tmp_path, config.replace(dataset="gone since")).result["forecast"]
+    assert "gone since" in gone["skipped"]
+
+
+def test_an_outer_limits_kill_is_told_with_that_limit(tiny_config: Config, tmp_path: Path) -> None:
+    outer = {"limit_bytes": 750 * MB, "cgroup": "/sys/fs/cgroup/memory/job"}
+    more: Any = {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer, "code": 137}
+    limit: Any = {"memory_limit_bytes": 4096 * MB, "limit_by": "cgroup v1"}
+    own = end(tmp_path, tiny_config(), **limit, **more)
+    facts = own.diagnosis.facts
+    assert (facts.sign, facts.outer_limit.limit_bytes) == ("killed around", 750 * MB)
+    assert facts.outer_limit.cgroup == "/sys/fs/cgroup/memory/job"
+    assert "not for its own limit of 4.00 GB" in own.diagnosis.text
+    assert "its own limit" not in end(tmp_path, tiny_config(), **more).diagnosis.text

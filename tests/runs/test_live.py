@@ -6,19 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, wait_until
+from conftest import Config, is_alive, wait_until
 
-from ogbnlib.config import TrainConfig
 from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.supervise import STOP_S
 
-Config = Callable[..., TrainConfig]
 SLOW = """
 import os, time, torch
 

@@ -1,5 +1,5 @@
 """Promises of `sandbox`: `run` comes back with what happened, and nothing that was computed is
-lost."""
+lost; in a notebook's job none takes more than the job has, and a requeued job repeats none."""
 
 import json
 import os
@@ -10,23 +10,30 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from conftest import MB, tree, wait_until
+from conftest import MB, Config, tree, wait_until, write_run
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.environment import AGAIN_VARIABLE
 from ogbnlib.errors import GB, InputError
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
+from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.limits import KINDS
 from ogbnlib.memory.malloc import trainer_environment
+from ogbnlib.memory.reading import read_memory
 from ogbnlib.memory.signals import Stopped
+from ogbnlib.memory.tree import Tree
+from ogbnlib.notebook import compare_runs, forecast_table, loader_costs, plot_runs
+from ogbnlib.runs import sandbox
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
+from ogbnlib.runs.names import next_run_dir
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
 from ogbnlib.sources.synth import synthesize_store
-
-Config = Callable[..., TrainConfig]
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +73,11 @@ def limited(
     return {policy: run(large(policy), between, **where) for policy, where in how.items()}
 
 
-def test_under_one_limit_eager_is_killed_and_shared_finishes(limited: dict[str, Run]) -> None:
+def test_under_one_limit_eager_is_killed_and_shared_unchanged(
+    limited: dict[str, Run], unlimited: dict[str, Run]
+) -> None:
     assert (limited["eager"].exit_code, limited["shared"].exit_code) == (137, 0)
     assert limited["shared"].metrics["epoch"].tolist() == [1]
-
-
-def test_a_limit_changes_no_result(limited: dict[str, Run], unlimited: dict[str, Run]) -> None:
     loss = limited["shared"].metrics["loss"].tolist()
     assert loss == unlimited["shared"].metrics["loss"].tolist()
     assert loss == unlimited["eager"].metrics["loss"].tolist()
@@ -115,11 +121,11 @@ def test_a_finished_run_goes_on_for_more_epochs_under_its_limit(
 def test_a_limit_above_the_machines_becomes_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = 300 * MB, "memory cgroup v2 /sys/fs/cgroup/job"
-    monkeypatch.setattr("ogbnlib.runs.sandbox.effective_limit", lambda: found)
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "300")
+    source = "Slurm --mem (SLURM_MEM_PER_NODE)"
     code = "import os; print(os.environ['OGBNLIB_MEMORY_LIMIT_BYTES'])"
     result = watch(["-c", code], "4 GB", name="above", runs_dir=tmp_path).result
-    said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
+    said = f"memory_limit: 4.00 GB is above {source}: the limit is 300 MB"
     shown = capsys.readouterr()
     assert (shown.out, shown.err.splitlines()[0]) == (f"{300 * MB}\n", said)
     assert result["memory_limit_bytes"] == 300 * MB
@@ -167,9 +173,8 @@ def test_a_limit_below_pythons_own_memory_is_refused(tiny_config: Config, tmp_pa
     small = watch(["true"], "20 MB", run_dir=tmp_path / "other")  # another command may be small
     assert small.exit_code == 0
     call = f"{sys.executable} -m ogbnlib train --run-dir {tmp_path}/run --set dataset=none"
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -v 1500000; {call}"], capture_output=True, text=True
-    )
+    argv = ["bash", "-c", f"ulimit -v 1500000; {call}"]
+    done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert done.stderr.startswith("error: ulimit -v: expected at least 2.00 GB")
 
@@ -249,3 +254,89 @@ def test_a_sweep_of_runs_ends_with_the_first_signal(tiny_config: Config, tmp_pat
     stopping.join()
     assert Run(tmp_path / "first").exit_code == STOPPED
     assert not (tmp_path / "second").exists()
+
+
+class Started(Exception):
+    """A child would have been started."""
+
+
+@pytest.fixture
+def config(synth_dir: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """A config whose run ends in `Started` instead of a child."""
+
+    def start(*_: Any, **__: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(sandbox, "_carry_out", start)
+    return TrainConfig.create(dataset=str(synth_dir), loading="lazy", epochs=1, device="cpu")
+
+
+def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    where: dict[str, Any] = {"runs_dir": tmp_path, "echo": False}
+    with pytest.raises(Started):
+        run(config, name="fits", **where)
+    # less than the run takes, more than its own limit
+    own_bytes = RUNTIME_BYTES + 5 * MB
+    room_mb = ((read_memory(Tree(os.getpid())).held_bytes or 0) + own_bytes) // MB + 35
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", str(room_mb))
+    assert effective_limit()[0] == room_mb * MB
+    with pytest.raises(Started):
+        run(config, name="script", **where)
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    with pytest.raises(Started):
+        run(config, own_bytes, name="own-limit", **where)  # its kill ends nothing else
+    done = run(config, name="large", **where)
+    monkeypatch.undo()
+    assert (done.state, done.exit_code) == ("not started", None)
+    assert Run.open(done.run_dir).state == "not started"
+    text = capsys.readouterr().out
+    facts = done.diagnosis.facts
+    assert facts.limit_by == "Slurm --mem (SLURM_MEM_PER_NODE)"
+    assert facts.sizes["room_bytes"] < facts.sizes["forecast_bytes"]
+    assert str(done.diagnosis) in text
+    assert "<- peak" in text
+    table = compare_runs({"large": done})
+    assert table.loc["large", "ended"] == "not started"
+    assert table["peak GB"].isna().all()
+    assert loader_costs(done).empty
+    assert forecast_table({"large": done})["measured MB"].isna().all()
+    assert done.rss_peak_bytes == 0
+    assert "not started" in plot_runs({"large": done}).axes[0].get_title()
+
+
+def test_a_notebook_executed_again_gets_the_same_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*codes: str) -> list[Run]:
+        how: dict[str, Any] = {"name": "a", "runs_dir": tmp_path, "echo": False}
+        return [watch(["-c", code], **how) for code in codes]
+
+    assert [done.run_dir.name for done in ends("pass", "exit(1)")] == ["a", "a-2"]
+    monkeypatch.setenv(AGAIN_VARIABLE, "1")
+    again = ends("pass", "exit(1)", "exit(2)")
+    assert [done.run_dir.name for done in again] == ["a", "a-2", "a-3"]
+    assert [done.exit_code for done in again] == [0, 1, 2]
+    assert [len([e for e in done.events if e["event"] == "start"]) for done in again] == [1, 1, 1]
+    assert next_run_dir(tmp_path, "a", again=True).name == "a-4"
+    # a caller's own folder is never one that exists
+    assert next_run_dir(tmp_path, "a").name == "a-4"
+
+
+def test_a_notebook_executed_again_continues_a_stopped_run(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AGAIN_VARIABLE, "1")
+    values = config.model_dump()
+    killed = write_run(tmp_path / "killed", exit_code=137, killed_by="kernel", config=values)
+    assert run(config, name="killed", runs_dir=tmp_path).run_dir == killed
+    write_run(tmp_path / "other", exit_code=0, config={**values, "seed": 7})
+    write_run(tmp_path / "stopped", exit_code=75, config=values)
+    write_run(tmp_path / "limits", exit_code=0, config=values, memory_limit_bytes=2**33)
+    for name in ("other", "stopped", "limits"):
+        with pytest.raises(Started):
+            run(config, name=name, runs_dir=tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["killed", "limits", "limits-2", "other", "other-2", "stopped"]

@@ -86,22 +86,6 @@ def shown(**values: str) -> str:
     return " ".join(f"{name}={value}" for name, value in (known | values).items())
 
 
-@pytest.mark.parametrize(
-    ("values", "cause", "sign"),
-    [
-        ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, "out of memory", "OUT_OF_MEMORY"),
-        ({"JobState": "FAILED", "ExitCode": "141:0"}, "error", "141"),
-    ],
-)
-def test_without_accounting_the_controller_is_asked(
-    says: Says, values: dict[str, str], cause: str, sign: str
-) -> None:
-    says(scontrol=shown(**values))
-    found = diagnose_job("2")
-    assert (found.cause, found.facts.sign, found.facts.unasked) == (cause, sign, "")
-    assert found.facts.job["ReqMem"] == "300M"
-
-
 TORCHRUN = """ogbnlib: job 2, restart 0, on n[0-1], in /x
 E1122 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 12105)
 Root Cause (first observed failure):
@@ -143,6 +127,10 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, str, 
     "a killed child in a job with exit code 0": ({"JobState": "COMPLETED"}, "done\n" + OOM_LINE, 0, "out of memory",
                                                  "OUT_OF_MEMORY", "", ["raise limit", "less memory", "resume"]),
     "a limit met by the page cache": ({"JobState": "COMPLETED"}, HIT, 0, "finished", "0", "", []),
+    "the controller alone": ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, "", None, "out of memory",
+                             "OUT_OF_MEMORY", "", ["raise limit", "less memory", "resume"]),
+    "a code of the controller alone": ({"JobState": "FAILED", "ExitCode": "141:0"}, "", None, "error", "141", "",
+                                       ["read output"]),
 }  # fmt: skip
 
 
@@ -154,6 +142,8 @@ def test_log_and_run_say_more_than_the_exit_code(says: Says, name: str) -> None:
         write_run(Path("runs/train-2"), exit_code=exit_code)
     says(**({} if values is None else {"scontrol": shown(**values)}))
     found = diagnose_job("2")
+    if values is not None:  # without accounting the controller is asked
+        assert (found.facts.unasked, found.facts.job["ReqMem"]) == ("", "300M")
     actions = [action.id for action in found.actions]
     assert found.cause == cause, found.text
     assert [found.facts.sign, found.facts.who, actions] == expected
@@ -201,24 +191,20 @@ OUTPUTS = {
     "pending": STEPD + "DUE TO JOB REQUEUE ***\n",
     "cancelled": STEPD + "***\n",
     "out of memory": OOM_LINE,
+    # an earlier attempt's end is not taken for the last one's
+    "finished": f"{STEPD}DUE TO TIME LIMIT ***\n{BEGIN.format(1)}Epoch 002\n",
 }
 
 
 @pytest.mark.parametrize("cause", OUTPUTS)
 def test_files_are_enough_where_slurm_has_forgotten_the_job(says: Says, cause: str) -> None:
     Path(LOG_FILE).write_text(f"{BEGIN.format(0)}Epoch 001\n{OUTPUTS[cause]}")
+    if cause == "finished":
+        write_run(Path("runs/train-2"), exit_code=0)
     says()
     found = diagnose_job("2")
     assert found.cause == cause
     assert DISABLED in found.facts.unasked
-
-
-def test_an_earlier_attempts_end_is_not_taken_for_the_last_ones(says: Says) -> None:
-    attempts = f"{BEGIN.format(0)}{OUTPUTS['time limit']}{BEGIN.format(1)}Epoch 002\n"
-    Path(LOG_FILE).write_text(attempts)
-    write_run(Path("runs/train-2"), exit_code=0)
-    says()
-    assert diagnose_job("2").cause == "finished"
 
 
 def test_without_slurm_the_runs_files_are_read_and_that_is_said(

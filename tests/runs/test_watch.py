@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MB, is_alive, wait_until, write_run
+from conftest import MB, cli, is_alive, wait_until, write_run
 
 import ogbnlib
 from ogbnlib import marks
@@ -49,10 +49,6 @@ def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def script(code: str) -> str:
     Path("my_train.py").write_text(textwrap.dedent(code))
     return "my_train.py"
-
-
-def cli(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*OGBNLIB, *arguments], capture_output=True, text=True, **how)
 
 
 def bash(code: str) -> subprocess.CompletedProcess[str]:

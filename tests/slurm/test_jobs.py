@@ -185,20 +185,6 @@ def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_exec
     assert f"{folder}/runs" in given
 
 
-def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
-    (tmp_path / "params.txt").write_bytes(b'lr=1\r\nnum_neighbors="3 2\r\n')
-    (tmp_path / "activate").touch()
-    job = {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "2"}
-    job |= {"SLURM_JOB_NAME": "sweep", "SLURM_SUBMIT_DIR": str(ROOT)}
-    own = {"OGBNLIB_ACTIVATE": str(tmp_path / "activate")}
-    own["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    argv = ["bash", str(ROOT / "slurm/sweep.sbatch"), "params.txt", f"dataset={tmp_path}"]
-    how: Any = {"env": {**os.environ, **job, **own}, "cwd": tmp_path, "text": True}
-    done = subprocess.run(argv, **how, capture_output=True)
-    assert done.returncode == 2
-    assert "params.txt: expected KEY=VALUE with quotes in pairs for task 2, found" in done.stderr
-
-
 def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site: Path) -> None:
     jobs = []
     for script, argument in (("notebook", "99_nothing"), ("sweep", "nowhere.txt")):
