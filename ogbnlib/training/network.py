@@ -153,7 +153,7 @@ class GNN(nn.Module):
                 gradients = layers.backward(tape, gradient)
                 for weight, weight_gradient in zip(layers.weights, gradients, strict=True):
                     if weight.grad is None:
-                        weight.grad = weight_gradient.contiguous()
+                        weight.grad = weight_gradient.contiguous()  # of half a product: copied
                     else:  # an earlier batch of the same step
                         weight.grad.add_(weight_gradient)
         return loss
