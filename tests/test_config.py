@@ -182,9 +182,9 @@ def test_a_file_of_parameters_has_texts_lists_of_texts_and_maps_as_in_json(tmp_p
     (tmp_path / "mine.yaml").write_text(
         "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\n"
         "model_args: {heads: 8, norm: True, act: relu, sizes: [1, a], rate: 1e-3,\n"
-        """  texts: '["A"]'}\n"""
+        """  tag: '["A"]'}\n"""
     )
-    mine = {"heads": 8, "norm": True, "act": "relu", "sizes": [1, "a"], "rate": 0.001, "texts": ["A"]}
+    mine = {"heads": 8, "norm": True, "act": "relu", "sizes": [1, "a"], "rate": 0.001, "tag": ["A"]}
     assert read_parameters(tmp_path / "mine.yaml") == {
         "num_neighbors": ["3", "2"],
         "memory_limit": "7 GB",
