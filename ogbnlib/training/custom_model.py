@@ -51,7 +51,7 @@ def make_model(
         kind = MODELS[config.model].load()
         create = kind.network if kind.propagated else GNN
         model = create(config, num_features, num_classes)
-        _remove_generated_files()
+        _remove_generated_files()  # those of the layers that were just created
         return model
     model_class = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers

@@ -43,7 +43,7 @@ class GNN(nn.Module):
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
         super().__init__()
-        self.kind = MODELS[config.model].load()
+        self.kind = MODELS[config.model].load()  # a `model.SampledModel`, used as a class
         self.dropout = config.dropout
         self.dtype = DTYPES[config.precision]
         self.checkpointing = config.activation_checkpointing

@@ -210,7 +210,7 @@ def _open(
 
     with log.phase("open"), ranks.together():
         graph = find_store(config.dataset)
-        loaders = config.policy.load()
+        loaders = config.policy.load()  # the policy's class
         store: Store = loaders.trained_store(  # one rank propagates features, the others wait
             graph, config, log, say=progress.say, progress=progress.keep, check=check
         )
