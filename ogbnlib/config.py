@@ -63,7 +63,7 @@ class TrainConfig(BaseModel):
     )
 
     # data
-    dataset: Annotated[p.Dataset, _FREE]
+    dataset: Annotated[p.Dataset, _FREE]  # the path may change: the checkpoint compares the data
     """A store, or an official name such as "ogbn-arxiv", which stands for its store in the
     folder "dataset"; `convert` makes a store of other data."""
     undirected: p.OptionalBool = None
@@ -287,7 +287,7 @@ class TrainConfig(BaseModel):
         notes = [
             f"{name} is no longer a parameter, and {value!r} has no effect from here on"
             for name, value in saved.items()
-            if name in _REMOVED and value not in (_REMOVED[name], False, "auto")
+            if name in _REMOVED and value not in (_REMOVED[name], False, "auto")  # the defaults
         ]
         for name, value in self.model_dump(mode="json").items():
             earlier = saved.get(name, type(self).model_fields[name].default)
@@ -315,7 +315,7 @@ def _problem(item: ErrorDetails) -> str:
     return ": ".join([*names, text])
 
 
-def _conflicts(config: TrainConfig) -> list[tuple[object, str]]:  # (whether it is there, message)
+def _conflicts(config: TrainConfig) -> list[tuple[object, str]]:  # (true if found, message)
     layers = len(config.num_neighbors)
     evaluated = config.eval_num_neighbors
     without_valid = "valid" not in config.eval_splits
@@ -346,7 +346,7 @@ def _conflicts(config: TrainConfig) -> list[tuple[object, str]]:  # (whether it 
 
 
 def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
-    """Return (whether the problem is there, message) of what a model can't do; the first counts."""
+    """Return (true if found, message) for each thing that a model can't do; the first counts."""
     models = {name: entry.load() for name, entry in MODELS.items()}
     chosen = models.get(config.model)
     checkpointed = [name for name, model in models.items() if model.can_checkpoint]

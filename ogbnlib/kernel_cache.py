@@ -74,7 +74,7 @@ def _prepare(parent: Path) -> Path:
     target = cache / _content()
     target.mkdir(exist_ok=True)
     with naming(target), tempfile.TemporaryFile(dir=target) as probe:
-        if not (target / _marker()).is_file():  # a full disk has room for an empty file
+        if not (target / _marker()).is_file():  # kernels will be stored: fail now on a full disk
             os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
     return target
 

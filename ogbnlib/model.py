@@ -45,10 +45,8 @@ class Layer(NamedTuple):
 class LayerMemory(NamedTuple):
     """Bytes of one layer in a training step."""
 
-    # kept for the backward pass, with the output; the first layer's x counts with the batch
-    saved: int
-    # the part of `saved` that activation checkpointing keeps: the output and the sparse matrix
-    checkpointed: int
+    saved: int  # for the backward pass: with the output, without x of the first layer
+    checkpointed: int  # part of `saved` with activation checkpointing: output and sparse matrix
     peak: int  # the most at any time of the forward or the backward pass
 
 
@@ -58,8 +56,7 @@ class BaseModel:
     propagated: bool
     can_checkpoint = False  # whether `activation_checkpointing` can compute its layers twice
     has_heads = False  # whether `heads` must divide `hidden_channels`
-    # whether its matrices multiply the rows of a layer's sources, in place of its targets
-    transforms_sources = False
+    transforms_sources = False  # whether its matrices multiply a layer's sources, not its targets
     fused = False  # whether `training.fused_sage` computes its layers on the CPU
     # Names of a layer's parameters, if `inference.exact` can compute it with all neighbors: the
     # weights of neighbors, the bias, and the weights of the node itself. Such a layer takes the mean
@@ -73,7 +70,8 @@ class BaseModel:
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes that a training step writes for a layer's edges beside `memory`, to forecast times."""
+        """Bytes that a training step writes for a layer's edges beside `memory`, and the time of
+        other work on edges as the bytes of a copy; to forecast times."""
         return 0
 
     @staticmethod
@@ -131,17 +129,17 @@ def layer_memory(
     """Bytes of a layer, from the bytes `products` that it keeps beside its output (with those of
     its sparse `matrix`) and those that it frees again, `scratch`.
 
-    Of its output, `item` are the bytes of a number, and dropout keeps `masks` arrays as large.
+    `item` is the bytes of a number of its output. With dropout the layer keeps `masks` arrays as
+    large as its output: by default the output, dropout's mask, and dropout's result.
     """
     if layer.last:
         item = 4  # scores are float32
     out = layer.targets * layer.outputs * item
-    saved = products + out + 8 * layer.targets  # 8: the last layer's int64 labels
+    saved = products + out + 8 * layer.targets  # 8: int64 labels, which only the last layer keeps
     peak = products + out + scratch
     if layer.last:
         peak += 2 * out  # of the loss
     elif layer.dropout:
-        # Dropout keeps its mask and its result in addition to the output.
         saved += (masks - 1) * out
     return LayerMemory(saved, out + matrix, max(saved, peak))
 
@@ -156,8 +154,8 @@ def linear_memory(layer: Layer, saved: int = 0, *, item: int = 4) -> LayerMemory
 
     The last layer keeps its output, another one `saved` bytes; the peak has two outputs more.
     """
-    rows = (4 if layer.last else item) * layer.targets * layer.outputs
+    out = (4 if layer.last else item) * layer.targets * layer.outputs
     if layer.last:
-        return LayerMemory(rows, rows, 3 * rows)
+        return LayerMemory(out, out, 3 * out)
     saved += layer.copy * layer.targets * layer.inputs * (layer.hops + 1)  # of x, all hops
-    return LayerMemory(saved, rows, saved + 2 * rows)
+    return LayerMemory(saved, out, saved + 2 * out)

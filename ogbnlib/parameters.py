@@ -81,7 +81,7 @@ def _model(value: object) -> object:
 def _arguments(value: object) -> object:
     try:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
-        return json.loads(json.dumps(arguments, allow_nan=False))  # as config.json has them
+        return json.loads(json.dumps(arguments, allow_nan=False))  # tuples become lists, as saved
     except (TypeError, ValueError):
         raise ValueError(
             f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}'
@@ -207,7 +207,7 @@ def _parameter(value: Any, in_map: bool) -> Any:  # a value of `read_parameters`
         return [_parameter(item, in_map) for item in value]
     if in_map:
         with contextlib.suppress(ValueError):  # no JSON: try the next
-            return json.loads(value.lower())  # lower: YAML may write True
+            return json.loads(value if '"' in value else value.lower())  # YAML may write True
         with contextlib.suppress(yaml.YAMLError):
             return yaml.safe_load(value)
     return str(value)

@@ -174,9 +174,10 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
 def test_a_file_of_parameters_has_texts_lists_of_texts_and_maps_as_in_json(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\n"
-        "model_args: {heads: 8, norm: True, act: relu, sizes: [1, a], rate: 1e-3}\n"
+        "model_args: {heads: 8, norm: True, act: relu, sizes: [1, a], rate: 1e-3,\n"
+        """  tag: '["A"]'}\n"""
     )
-    mine = {"heads": 8, "norm": True, "act": "relu", "sizes": [1, "a"], "rate": 0.001}
+    mine = {"heads": 8, "norm": True, "act": "relu", "sizes": [1, "a"], "rate": 0.001, "tag": ["A"]}
     assert read_parameters(tmp_path / "mine.yaml") == {
         "num_neighbors": ["3", "2"],
         "memory_limit": "7 GB",

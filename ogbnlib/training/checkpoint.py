@@ -40,8 +40,7 @@ class State:
     """State of a run at a batch boundary."""
 
     epoch: int = 0  # the last epoch that is finished, with its evaluation
-    # number of trained seeds in the epoch after that; all of them during its evaluation
-    position: int = 0
+    position: int = 0  # number of trained seeds in the next epoch; all during its evaluation
     loss_sum: float = 0.0  # over these seeds of all ranks
     time_s: float = 0.0  # of training in that epoch so far
     history: list[Row] = field(default_factory=list)  # one row per finished epoch
@@ -55,14 +54,14 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     # reading. So the CRC-32 of about 1,000 rows, as the model sees them, is added.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if config.rounds_in_ram else rows.dtype)
-    return {
+    return {  # the names are in the message of `_check_data`
         "sizes": [store.num_nodes, store.num_edges, store.num_features, store.num_classes],
         "direction (undirected)": store.undirected,
         "edges": [files["colptr"].crc32, files["row"].crc32],
         "labels": files["y"].crc32,
         "splits": [files[name].crc32 for name in store.num_seeds],
         "features": zlib.crc32(rows.astype(np.float32).tobytes()),
-        "features in the store": {files["x"].dtype: files["x"].crc32},
+        "features in the store": {files["x"].dtype: files["x"].crc32},  # on disk
     }
 
 
@@ -88,7 +87,7 @@ def _checksum(file: BinaryIO, size: int) -> bytes:
 def _write(path: Path, content: Mapping[str, object]) -> None:  # a checkpoint, for `_read`
     def write(file: BinaryIO) -> None:
         try:
-            torch.save({"version": _VERSION, **content}, file)  # writes each tensor from its memory
+            torch.save({"version": _VERSION, **content}, file)  # makes no copy of a CPU tensor
         except RuntimeError as error:
             # torch then closes its archive, which fails, too; the first error names the cause
             raise error.__context__ or error from None
@@ -185,18 +184,17 @@ class Checkpointer:
         evaluations use."""
         self.saved_s = time.monotonic()
         self.check_finite(state)
-        self.learner.share_model()  # of equal weights; buffers differ, as batches of ranks do
+        self.learner.share_model()  # weights are equal, buffers differ by each rank's batches
         # `sum` is in place, and each rank goes on with its own part
         state.loss_sum = float(self.learner.ranks.sum(self.learner.loss_sum.clone()))
-        # no rank may end before the file is written
-        with self.learner.ranks.together(), naming(self.run_dir):
+        with self.learner.ranks.together(), naming(self.run_dir):  # all wait for it
             if self.run_dir is not None and self.learner.ranks.first:
                 with self.learner.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
                     content = {
                         **vars(state),
-                        # both for a resumption to compare: with another number of ranks, and as
-                        # config.json may be edited
+                        # A resumption compares both: the number of ranks may change, and the user
+                        # may edit config.json.
                         "batches_per_step": self.learner.batches_per_step,
                         "config": self.learner.config.model_dump(mode="json"),
                         "data": self._data,
@@ -207,8 +205,7 @@ class Checkpointer:
     def save_epoch(self, state: State) -> None:
         """Write metrics.csv, checkpoint.pt, and best.pt if the model is the best on valid yet."""
         *earlier, last = (row["valid"] for row in state.history)  # None in epochs not evaluated
-        best = max((value for value in earlier if value is not None), default=-1.0)
-        is_best = last is not None and last > best
+        is_best = last is not None and not any(old >= last for old in earlier if old is not None)
         with self.learner.ranks.together():  # a full disk ends all ranks
             if self.run_dir is not None and self.learner.ranks.first:
                 _write_metrics(self.run_dir, state.history)
@@ -229,7 +226,7 @@ class Checkpointer:
                 raise InputError(
                     f"{path}: expected a checkpoint, found {previous.name}; rename it to {path.name}"
                 )
-            if len(Run(self.run_dir).metrics):
+            if len(Run(self.run_dir).metrics):  # after an epoch there must be one
                 raise InputError(
                     f"{path}: expected a checkpoint, found none; put a copy back, or begin again in "
                     "a new run_dir"
@@ -248,8 +245,7 @@ class Checkpointer:
                 f"epochs: the run is already at epoch {state.epoch}, got epochs={self.learner.config.epochs}"
             )
         earlier = content["batches_per_step"]
-        # version 0.2.0 saved 0 before the first step
-        if earlier not in (0, self.learner.batches_per_step):
+        if earlier not in (0, self.learner.batches_per_step):  # 0.2.0 saved 0 before a step
             notes.append(
                 f"a step has {self.learner.batches_per_step} batches from here on, {earlier} before; "
                 "set accumulate to keep its size with another number of ranks"
@@ -261,7 +257,8 @@ class Checkpointer:
     def _load(self, content: Mapping[str, Any], path: Path) -> None:  # of checkpoint.pt, in place
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
-        # Adam takes the moments as they are, and a file that is mapped and replaced frees no space
+        # Adam would go on with moments mapped from the file, whose disk space would then not be
+        # freed when the next checkpoint replaces it.
         for moments in self.learner.optimizer.state.values():
             moments.update({name: value.clone() for name, value in moments.items()})
         # the optimizer's saved state has the lr and weight_decay of the earlier config
@@ -273,7 +270,7 @@ class Checkpointer:
         assert self.run_dir is not None
         self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
         asked.save(RunPaths(self.run_dir).config)
-        _write_metrics(self.run_dir, state.history)
+        _write_metrics(self.run_dir, state.history)  # drops a row newer than the checkpoint
 
     def check_finite(self, state: State) -> None:
         """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for the

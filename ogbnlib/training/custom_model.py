@@ -51,7 +51,7 @@ def make_model(
         kind = MODELS[config.model].load()
         create = kind.network if kind.propagated else GNN
         model = create(config, num_features, num_classes)
-        _remove_generated_files()
+        _remove_generated_files()  # those of the layers that were just created
         return model
     model_class = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
@@ -100,7 +100,7 @@ def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
 
 
 def find_code(config: TrainConfig, run_dir: Path | None, keep: bool) -> tuple[Path, list[str]]:
-    """Return the file with the model's code (no file for MODULE:CLASS), and notes for the user.
+    """Return the file with the model's code (unused for MODULE:CLASS), and notes for the user.
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
@@ -133,7 +133,7 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]  # first, and once
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for a class's module
     exec(compile(code.read_bytes(), code.absolute(), "exec"), vars(module))
     return module
 

@@ -81,7 +81,7 @@ class Ranks:
         self._run(functools.partial(dist.broadcast, src=0), flat)
         parts = torch.split(flat, [tensor.nbytes for tensor in shared])
         for tensor, part in zip(shared, parts, strict=True):
-            # `clone` aligns the part: `view` refuses a dtype whose items begin at other multiples
+            # `clone`, because `view` as a wider dtype needs bytes at a multiple of its size
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -92,8 +92,7 @@ class Ranks:
         # a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
-        # the parameters with a gradient on any rank
-        used = list(itertools.compress(trained, counts.tolist()))
+        used = list(itertools.compress(trained, counts.tolist()))  # with a gradient on any rank
         for dtype in dict.fromkeys(parameter.dtype for parameter in used):  # a sum for each
             group = [parameter for parameter in used if parameter.dtype == dtype]
             gradients = [
@@ -111,8 +110,8 @@ class Ranks:
         try:
             yield
         except (InputError, OSError, Stopped) as error:
-            own_error = explained(error)
-            if isinstance(own_error, OSError):  # not a user's: it ends this process, as others do
+            own_error = explained(error)  # an `InputError` for a full disk, a missing file, ...
+            if isinstance(own_error, OSError):  # any other ends this process, like a bug
                 raise
         error_class = "" if own_error is None else type(own_error).__name__
         texts = self._gather(f"{error_class}:{own_error}")
@@ -154,14 +153,15 @@ def join(device: str) -> Iterator[Ranks]:
             )
         torch.cuda.set_device(here.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    if not dist.is_initialized():
+    if not dist.is_initialized():  # else an earlier training of this process has connected them
         dist.init_process_group(backend, timeout=_TIMEOUT)
         atexit.register(_leave)
     yield Ranks(here.rank, here.num_ranks)
 
 
 def _leave() -> None:
-    # Without it gloo's threads live while Python ends. `end` skips this function.
+    # Otherwise gloo's threads, which enter Python (see `_run`), would live while Python ends.
+    # `end` skips this function, as it skips all of atexit.
     if dist.is_initialized():
         dist.destroy_process_group()
 

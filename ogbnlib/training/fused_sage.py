@@ -90,14 +90,14 @@ def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Arra
             neighbor = x[col[e]]
             for c in range(width):
                 total[c] += widened(neighbor[c])
+        degree = np.float32(max(1, last - first))  # the mean of no neighbors is 0
         # Views of rows, because LLVM makes no vector instructions for `out[t, c]`: 500 rows take 13
         # instead of 47 us.
-        degree = np.float32(max(1, last - first))  # the mean of no neighbors is 0
         mean = out[t, :width]
         root = out[t, width:]
         row = x[t]  # a layer's targets are the first of its sources
         for c in range(width):
-            mean[c] = narrowed(total[c] / degree, mean[c])
+            mean[c] = narrowed(total[c] / degree, mean[c])  # mean[c]: only for its type
         for c in range(width):
             root[c] = narrowed(widened(row[c]), root[c])
 
@@ -120,8 +120,7 @@ def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Arra
     return ends, targets
 
 
-# "contract": multiply and add with one rounding, as torch's sparse product does in its backward
-# pass.
+# "contract": multiply and add with one rounding, as in the backward pass of torch's sparse product
 @kernel_with(fastmath={"contract"})
 def _spread(
     begin: int,
@@ -159,8 +158,8 @@ def _spread(
 
 @functools.cache
 def _numpys_blas() -> ThreadpoolController:
-    # Controls the threads of numpy's OpenBLAS, which computes the float32 products of `_product`:
-    # with AVX2 on AMD, it reaches 73 to 82 GFLOP/s a core in one part, and torch's MKL 68 to 72.
+    # Controls the threads of numpy's OpenBLAS. `_product` uses it for float32: with AVX2 on AMD
+    # it reaches 73 to 82 GFLOP/s a core on the rows of one part, and torch's MKL 68 to 72.
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -172,9 +171,7 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
-# Torch's threads share a layer of one part if it needs more multiplications than this, for which
-# one thread takes 7 ms.
-_LARGE = 2**28
+_LARGE = 2**28  # multiplications (7 ms in one thread) above which torch's threads share one part
 
 
 @contextlib.contextmanager
@@ -221,8 +218,8 @@ def _values(x: Tensor) -> Array:  # a view of the tensor's memory, for kernels
     return (x.view(_BITS[x.dtype]) if x.dtype in _BITS else x.detach()).numpy()
 
 
-def _parts(num_rows: int) -> list[slice]:  # without rows one, for `_share` to have a result
-    begins = range(0, max(1, num_rows), PART_ROWS)
+def _parts(num_rows: int) -> list[slice]:  # for `_share`
+    begins = range(0, max(1, num_rows), PART_ROWS)  # without rows one empty part, for a result
     return [slice(begin, min(begin + PART_ROWS, num_rows)) for begin in begins]
 
 
@@ -357,7 +354,7 @@ class Layers(NamedTuple):
             of_layer = self.weights[3 * layer : 3 * layer + 3]  # weight_l, bias, weight_r
             weights = [value.detach().to(self.dtype) for value in of_layer]
             bounds = self.bounds[: num_targets + 1]
-            gathered, out = self._layer(x, bounds, weights, layer < last)
+            gathered, out = self._layer(x, bounds, weights, hidden=layer < last)
             if self.dropout and layer < last:
                 out *= torch.empty_like(out).bernoulli_(1 - self.dropout).div_(1 - self.dropout)
             if keep != "nothing":

@@ -46,5 +46,5 @@ def begin(config: TrainConfig, device: str) -> list[str]:
 
 def end(config: TrainConfig) -> None:
     """Remove the GPU memory cap."""
-    if cuda_in_use() is not None and config.max_cuda_memory is not None:
+    if cuda_in_use() is not None and config.max_cuda_memory is not None:  # None: not used
         torch.cuda.set_per_process_memory_fraction(1.0)

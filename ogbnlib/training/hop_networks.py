@@ -74,7 +74,7 @@ class SAGN(_HopLayers):
         of_node, of_hop = self.attention  # a and b, each [heads, hidden / heads]
         scores = (by_head[:, :1] * of_node).sum(-1, keepdim=True)
         scores = scores + (by_head * of_hop).sum(-1, keepdim=True)  # [B, hops + 1, heads, 1]
-        shares = F.leaky_relu(scores, 0.2).softmax(1)  # over the hops
+        shares = F.leaky_relu(scores, negative_slope=0.2).softmax(1)  # over the hops
         own = self.own(x[:, : self.own.in_features])
         hidden = ((shares * by_head).sum(1).flatten(1) + own).relu()
         return self.out(F.dropout(hidden, self.dropout, self.training))

@@ -80,7 +80,7 @@ class Learner:
         device: torch.device,
         ranks: Ranks,
         log: EventLog,
-        balanced: Tensor | None = None,
+        balanced: Tensor | None = None,  # see `balanced_weights`
     ):
         self.config = config
         self.device = device
@@ -98,11 +98,10 @@ class Learner:
             lr=config.lr,
             weight_decay=config.weight_decay,
             # One kernel for all: a step of six small parameters takes 0.04 instead of 0.11 ms.
-            fused=all(value.is_floating_point() for value in values),
+            fused=all(value.is_floating_point() for value in values),  # it refuses complex ones
         )
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
-        # The objects in a checkpoint, by their names there.
-        self.parts: dict[str, Stateful] = {
+        self.parts: dict[str, Stateful] = {  # by their names in a checkpoint
             "model": self.model,
             "optimizer": self.optimizer,
             "scaler": self.scaler,
@@ -222,13 +221,12 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
 
 
 def _step_s(learner: Learner, batch: Data) -> float:  # CPU seconds, of the faster of two steps
-    size = learner.config.batch_size
     learner.begin(epoch=1)
-    # not the first step of an epoch, which has more checks
-    step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
+    end = learner.config.batch_size
+    step = functools.partial(learner.step, itertools.repeat(batch), epoch=1, begin=0, end=end)
     with torch_threads(1):
         # CPU time, as in `machine.probe`: a login node has other users
-        return min(timeit.repeat(step, time.thread_time, repeat=2, number=1))
+        return min(timeit.repeat(step, timer=time.thread_time, repeat=2, number=1))
 
 
 def measure_step(
@@ -238,8 +236,8 @@ def measure_step(
     shapes: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it: its state,
-    the memory (see `_memory`) of two random batches, and the work of a step on a third. `shapes`
-    are the arguments of `random_batch` for each of the three."""
+    the memory (see `_memory`) of two random batches, and the time of a step on a third, expressed
+    in operations. `shapes` are the arguments of `random_batch` for each of the three."""
     *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []  # the one that the call of `allocations` below creates
     created = allocations(
@@ -254,7 +252,8 @@ def measure_step(
         learner.begin(epoch=1)
         # With `accumulate`, a step adds gradients to those of its earlier batches. From the second
         # batch on memory is the same.
-        learner.step(itertools.repeat(batch), 1, 0, config.batch_size * min(2, config.accumulate))
+        end = config.batch_size * min(2, config.accumulate)
+        learner.step(itertools.repeat(batch), epoch=1, begin=0, end=end)
 
     def evaluate(batch: Data) -> None:
         learner.begin()
@@ -265,13 +264,13 @@ def measure_step(
         created += allocations(functools.partial(train, batches[0]))
         training = _memory(train, batches)
         evaluation = _memory(evaluate, batches)
-        # as the operations of matrix products that take as long, which holds on other machines, too
+        # the operations that matrix products do in a step's time: a measure for any machine
         flops = probe().products_per_s(config.precision, threads=1) * _step_s(learner, timed)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
-    # Arrays of numpy are not the allocator's: bytes by address, so that a shared one counts once.
+    # numpy's arrays (not resizable) are not in `created`; by address, so a shared one counts once
     arrays = {
         value.data_ptr(): value.nbytes
         for value in (*learner.model.parameters(), *learner.model.buffers())

@@ -43,7 +43,7 @@ class GNN(nn.Module):
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
         super().__init__()
-        self.kind = MODELS[config.model].load()
+        self.kind = MODELS[config.model].load()  # a `model.SampledModel`, used as a class
         self.dropout = config.dropout
         self.dtype = DTYPES[config.precision]
         self.checkpointing = config.activation_checkpointing
@@ -153,7 +153,7 @@ class GNN(nn.Module):
                 gradients = layers.backward(tape, gradient)
                 for weight, weight_gradient in zip(layers.weights, gradients, strict=True):
                     if weight.grad is None:
-                        weight.grad = weight_gradient.contiguous()
+                        weight.grad = weight_gradient.contiguous()  # of half a product: copied
                     else:  # an earlier batch of the same step
                         weight.grad.add_(weight_gradient)
         return loss

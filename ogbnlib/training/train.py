@@ -64,7 +64,7 @@ def compile_all(num_neighbors: list[int]) -> None:
 
 
 @clear_errors()
-@torch.random.fork_rng(devices=[])
+@torch.random.fork_rng(devices=[])  # restores the caller's random state, but not a GPU's
 def train(
     config: TrainConfig,
     run_dir: str | os.PathLike[str] | None = None,
@@ -102,7 +102,7 @@ def train(
                 )
             if folder is not None and resume:
                 refuse_foreign_code(config, folder)
-            if config.model not in MODELS:  # before anything is written
+            if config.model not in MODELS:  # a trial, before anything is written
                 num_features = hop_size(size, config).num_features
                 make_model(config, num_features, size.num_classes, folder if resume else None)
         with ranks.together():  # the others wait until the first one has prepared the folder
@@ -115,10 +115,10 @@ def train(
 
 
 @contextlib.contextmanager
-def _record_attempt(run: Run, config: TrainConfig) -> Iterator[None]:  # then writes result.json
+def _record_attempt(run: Run, config: TrainConfig) -> Iterator[None]:
     attempt = Attempt(run, config)
     code = 0
-    attempt.recorder.start(Tree(os.getpid()))
+    attempt.recorder.start(Tree(os.getpid()))  # memory of this process and its workers
     try:
         yield
     except BaseException as error:
@@ -126,7 +126,7 @@ def _record_attempt(run: Run, config: TrainConfig) -> Iterator[None]:  # then wr
         raise
     finally:
         attempt.recorder.stop()
-        attempt.end(code)
+        attempt.end(code)  # writes result.json
 
 
 def train_prepared(
@@ -161,15 +161,15 @@ def train_prepared(
                 compile_all(list(config.num_neighbors))
         waiting = functools.partial(_wait, progress, ranks, stop)
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
-        # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
+        # `workers_ended` kills DataLoader workers after an error; twice, because torch's handler
+        # of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
             model = _make_model(config, run_dir, ranks, loaders, progress)
             device = resolve_device(config.device)
             progress.note(*gpu.begin(config, device.type))
             weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
             learner = Learner(config, model, device, ranks, log, weights)
-            # The checkpoint is read after the model exists: its weights are loaded in place.
-            ranks.limit_waits(store.nbytes)
+            ranks.limit_waits(store.nbytes)  # the long wait, for propagated features, is over
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
             trainer = Trainer(loaders, checkpointer, progress, stop)
             if resume:
@@ -210,7 +210,7 @@ def _open(
 
     with log.phase("open"), ranks.together():
         graph = find_store(config.dataset)
-        loaders = config.policy.load()
+        loaders = config.policy.load()  # the policy's class
         store: Store = loaders.trained_store(  # one rank propagates features, the others wait
             graph, config, log, say=progress.say, progress=progress.keep, check=check
         )
@@ -231,7 +231,7 @@ def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress)
 def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> TrainConfig:
     if resumed is not None:  # the folder of a run, which goes on with its number of threads
         config = config.continuing(Run(resumed).config)
-    if config.num_threads == "auto":
+    if config.num_threads == "auto":  # one for small expected steps, all `cores` for large ones
         train = Pass.over(config, store.size, "train", training=True)
         cores = max(1, job_cores() // local_ranks())  # of this process
         config = config.replace(num_threads=train.computation(train.batch).threads(cores))
@@ -256,8 +256,9 @@ def _make_model(
         if run_dir and ranks.first and config.model not in MODELS:
             progress.note(*find_code(config, run_dir, keep=True)[1])
     with ranks.together():
-        widths = loaders.num_features, loaders.num_classes
-        model = make_model(config, *widths, run_dir, progress.note)
-    # weights, gradients and Adam's two moments, the last three from the first step on
+        model = make_model(
+            config, loaders.num_features, loaders.num_classes, run_dir, progress.note
+        )
+    # recorded with gradients and Adam's two moments, which exist from the first step on
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     return model

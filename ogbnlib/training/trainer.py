@@ -41,7 +41,7 @@ class Progress:
         self._log = log
         self._display = display
         self._count = Count(0)  # shown last
-        self._shown_s = 0.0  # when
+        self._shown_s = 0.0  # time.monotonic() when it was shown
         self._read = Count(0)  # bytes of the array that was read last
         # the descriptor of progress.json; -1: no such file
         self._file = -1 if run_dir is None else open_to_write(RunPaths(run_dir).progress)
@@ -67,7 +67,8 @@ class Progress:
 
     def _text(self) -> tuple[str, str]:  # the line of `Live`: the step, and its details
         phase = self._phase
-        return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
+        count = self._count if self._count.phase == phase else None  # not an earlier phase's
+        return phase, details(count, own_memory()[0])  # [0]: anonymous and shared memory
 
     def keep(self, count: Count, loss: Callable[[], float] | None = None) -> None:
         """Show the count of the current phase, with the epoch's loss, at most every 0.5 s."""
@@ -80,8 +81,7 @@ class Progress:
         if loss is not None:
             count.loss = loss()
         if self._file >= 0:
-            # the next checkpoint reports a folder that can't be written
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the next checkpoint reports such a folder
                 # blanks up to 400 characters overwrite the end of an earlier, longer text
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
@@ -180,7 +180,7 @@ class Trainer:
         step_seeds = self.config.batch_size * self.learner.batches_per_step  # of all ranks
         shown = self.progress.over(loader, len(loader), self._mean_loss)
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
-            self._boundary()
+            self._boundary()  # a signal may have come before the first step
             while state.position < self.num_seeds["train"]:
                 end = min(state.position + step_seeds, self.num_seeds["train"])
                 with self._stoppable():

@@ -26,14 +26,12 @@ class Model(SampledModel):
         # Three arrays [S, out], the products of the sources and twice their gradient; and the
         # transposed matrix, 16 bytes an edge.
         scratch = (12 + layer.copy) * layer.sources * layer.outputs + 16 * layer.edges
-        # Under autocast, dropout's result is the 16-bit copy of the input that the next layer
-        # counts.
         return layer_memory(
             layer,
             matrix + layer.copy * layer.sources * layer.inputs,
             scratch,
             matrix,
-            masks=2 if layer.half else 3,
+            masks=2 if layer.half else 3,  # half: dropout's result is the next layer's `copy`
         )
 
     @staticmethod

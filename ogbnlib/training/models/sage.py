@@ -47,14 +47,14 @@ def _fused_memory(layer: Layer) -> LayerMemory:
 
     Mean and features share an array [targets, 2 * inputs], which their gradients overwrite.
     """
-    # A copy of the two matrices side by side, and for each part of `PART_ROWS` rows their gradient.
+    # The two float32 matrices: a copy, and for each part of `PART_ROWS` rows their gradient.
     scratch = 8 * layer.inputs * layer.outputs * (1 + math.ceil(layer.targets / PART_ROWS))
     if not layer.first:
         # the gradient of the input, and int64 [edges] and [sources] that sort edges by source
         scratch += layer.item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
     elif layer.dropout and not layer.last:
         scratch += layer.item * layer.targets * layer.outputs  # dropout's mask
-    kept = 2 * layer.targets * (layer.item * layer.inputs + 4)  # with int64 bounds
+    kept = layer.targets * (2 * layer.item * layer.inputs + 8)  # mean, features; int64 bounds
     return layer_memory(layer, kept, scratch, item=layer.item, masks=1)
 
 
@@ -63,7 +63,7 @@ def _memory(layer: Layer) -> LayerMemory:
     matrix = 4 * layer.edges + 8 * layer.targets  # float32 values of edges, int64 bounds of targets
     if layer.first:
         products = 4 * layer.targets * layer.inputs + matrix  # the mean is float32
-        # two more arrays as large as the output
+        # two more arrays as large as the output, and under autocast a 16-bit copy of the input
         scratch = layer.targets * (2 * layer.item * layer.outputs + layer.copy * layer.inputs)
     else:
         products = layer.item * layer.targets * layer.inputs + matrix

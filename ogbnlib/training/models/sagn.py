@@ -24,6 +24,7 @@ class Model(PropagatedModel):
     def memory(layer: Layer) -> LayerMemory:
         """Memory of a layer that keeps all hops side by side, their attention, and the results of
         ReLU and dropout on their sum."""
+        # 3: score, LeakyReLU's result (freed again) and share; 2: results of ReLU and dropout
         columns = layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * _hidden(layer)
         return linear_memory(layer, 4 * layer.targets * columns)  # float32
 
