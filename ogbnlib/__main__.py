@@ -289,7 +289,7 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line, by default that of this process, and return its exit code: 2 after a
-    user's mistake or a full disk, which one sentence on stderr explains, as for a failed allocation."""
+    user's mistake or a full disk, 1 for a refused allocation; one sentence on stderr explains both."""
     code: int | str | None = 0
     with steady_output() as output:
         try:

@@ -12,7 +12,6 @@ from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import GraphSize
 from .memory_parts import has_own_dtype, smaller_fan_outs
-from .pass_memory import READY
 from .run_forecast import Forecast, predict
 
 FITS = "FITS"
@@ -28,10 +27,9 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
     # largest batches their peak may exceed it.
     planned = forecast.limit_bytes
     is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
-    # Batches wait only for a model slower than the disk: with an empty queue a run needs less.
-    queue_bytes = max(phase.parts.get(READY, 0) for phase in forecast.phases)
     most_bytes = forecast.least_bytes + forecast.margin_bytes
-    least_bytes = forecast.least_bytes - queue_bytes - forecast.margin_bytes
+    # Batches wait only for a model slower than the disk: with an empty queue a run needs less.
+    least_bytes = forecast.least_bytes - forecast.queue_bytes - forecast.margin_bytes
     outcome = compared(most_bytes, least_bytes, limit_bytes)
     return TIGHT if outcome == FITS and is_over else outcome
 

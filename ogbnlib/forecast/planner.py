@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -234,12 +236,11 @@ def plan(
 def _card_bytes(config: TrainConfig) -> int | None:
     if config.max_cuda_memory is not None or config.device != "cuda":
         return config.max_cuda_memory
-    import torch
-
-    if not torch.cuda.is_available():  # a login node
-        return None
-    # not `mem_get_info`, whose CUDA context would stay on the GPU beside the run's
-    return torch.cuda.get_device_properties(0).total_memory - _CONTEXT_BYTES
+    # In another process, as torch initialises CUDA for it: a plan must not make later forks and
+    # allocator settings of this process fail.
+    code = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return None if done.returncode else int(done.stdout) - _CONTEXT_BYTES  # None: no GPU is here
 
 
 @clear_errors()

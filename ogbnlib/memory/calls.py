@@ -24,7 +24,7 @@ from ..environment import RUN_VARIABLE, WATCHED_VARIABLE
 # The argument with which a call maps a file in place of reading it.
 _MAPPED = {"torch.load": "mmap=True", "numpy.load": "mmap_mode='r'"}
 # file names of code that the user did not write: Python itself and installed packages
-_LIBRARY = re.compile(
+LIBRARY = re.compile(
     rf"<frozen|{re.escape(os.path.dirname(os.__file__))}/|.*/(site|dist)-packages/"
 )
 _numbers = itertools.count(1)  # of the loaders' graphs
@@ -138,4 +138,4 @@ def _line() -> str:  # the innermost one of the user's own code, such as "line 1
 
 def _is_library(frame: FrameType) -> bool:  # of Python, of an installed package or of ogbnlib
     module = str(frame.f_globals.get("__name__"))
-    return bool(_LIBRARY.match(frame.f_code.co_filename)) or module.startswith("ogbnlib.")
+    return bool(LIBRARY.match(frame.f_code.co_filename)) or module.startswith("ogbnlib.")

@@ -167,5 +167,5 @@ def _drop_last_error() -> None:
     for error in errors:  # other references to an error, such as IPython's, stay valid
         error.__traceback__ = None
         earlier = (error.__cause__, error.__context__)
-        errors += [e for e in earlier if e is not None and e not in errors]
+        errors += [e for e in earlier if e is not None and all(e is not known for known in errors)]
     gc.collect()  # frames and their variables often form cycles

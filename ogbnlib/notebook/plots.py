@@ -145,7 +145,7 @@ def _uncovered(
 
 def _wrapped(label: str, lines: int) -> str:  # cut with "…"; of two lines no word is cut
     text = _plain(label).replace(".", ".\v")  # a row may end after a dot, as in a.long_name()
-    letters = max(24, *map(len, text.split())) if lines > 1 else 24
+    letters = max(28, *map(len, text.split())) if lines > 1 else 24
     rows = textwrap.TextWrapper(
         letters,
         max_lines=lines,

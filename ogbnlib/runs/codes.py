@@ -24,7 +24,7 @@ DIVERGED = 77
 UNFINISHED = 78
 
 _Actions: TypeAlias = tuple[Action, ...]
-_GO_ON = Action("resume", {"run_dir": "RUN", "quoted": "RUN"})  # without a run, a name to replace
+_GO_ON = Action("resume")
 START_AGAIN = Action("resume", {"how": "start it again"})  # what has no checkpoint of this package
 _RAISE_MEM = Action("raise limit", {"option": "--mem"})
 

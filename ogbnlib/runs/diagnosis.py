@@ -5,6 +5,7 @@ cgroup's `oom_kill` counter, this library's own watchdog, or a known message in 
 evidence the answer is "cause unknown".
 """
 
+import errno
 import os
 import resource
 import traceback
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter
 
 from ..config import TrainConfig
 from ..errors import InputError, explained, format_bytes
+from ..memory.calls import LIBRARY
 from ..memory.cgroup import effective_limit
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
@@ -78,12 +80,15 @@ def sentence_of(error: BaseException) -> str:
     line = exception_line(f"{type(error).__name__}: {error}")
     end = find(line)
     is_refusal = end is not None and end.facts.sign == "allocation refused"
-    # torch raises RuntimeError, a refused map of a file OSError; others may mention such an error
-    if not is_refusal or not isinstance(error, (MemoryError, RuntimeError, OSError)):
+    is_torchs = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    is_map = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    # other errors may only mention such a one
+    if not is_refusal or not (isinstance(error, MemoryError) or is_torchs or is_map):
         return ""
     # The innermost line of this package or of the user's code, not of a library, shows the array.
     frames = traceback.extract_tb(error.__traceback__)
-    place = [f for f in frames if _PACKAGE in f.filename or "site-packages" not in f.filename][-1]
+    places = [f for f in frames if _PACKAGE in f.filename or not LIBRARY.match(f.filename)]
+    where = [f" ({Path(f.filename).name}, line {f.lineno}: `{f.line}`)" for f in places if f.line]
     limit_bytes, _ = effective_limit()
     unused_bytes = limit_bytes - (read_memory(Tree(os.getpid())).held_bytes or 0)
     # the machine may have less left than the limit
@@ -91,8 +96,7 @@ def sentence_of(error: BaseException) -> str:
     address_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_bytes >= 0:  # -1 is no limit
         free += f", and `ulimit -v` allows {format_bytes(address_bytes)} of addresses"
-    where = f"{Path(place.filename).name}, line {place.lineno}: `{place.line}`"
-    return f"{line.rstrip('.')} ({where}); free memory: {free}"
+    return f"{line.rstrip('.')}{''.join(where[-1:])}; free memory: {free}"
 
 
 def explain(

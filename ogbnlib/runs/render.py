@@ -196,7 +196,10 @@ class Diagnosis:
         texts: list[str] = []
         for action in self.actions:
             template = _ACTIONS.get(action.id, action.id)  # an id may be of another version
-            text = _filled(template, {**_COMMON, **self.facts.job, **action.arguments})
+            arguments = action.arguments
+            if action.id == "resume" and not arguments:  # no run is known: a name to replace
+                arguments = {"run_dir": "RUN", "quoted": "RUN"}
+            text = _filled(template, {**_COMMON, **self.facts.job, **arguments})
             joint = "then" if action.id == "resume" else "or"
             texts.append(f"{joint} {text}" if texts else text)
         return "; ".join(texts)

@@ -209,7 +209,8 @@ def standardized(
     selected = _selected(source, which)
     mean, deviation = _scale(source, NodeSet(source.num_nodes, train), done)
     mean[~selected] = 0
-    deviation[~selected | (deviation == 0)] = 1  # a constant column has deviation 0
+    # Constant up to the rounding of float32: nothing to scale, and other splits may differ by far.
+    deviation[~selected | (deviation <= 1e-6 * np.abs(mean))] = 1
     scale = {"mean": mean.tolist(), "deviation": deviation.tolist()}
     return replace(
         source,
@@ -226,12 +227,15 @@ def _selected(source: Source, which: bool | Sequence[str]) -> Array:
     columns = [re.sub(r"\[\d+\]$", "", name) for name in source.feature_names]
     selected = np.zeros(source.num_features, bool)
     for pattern in map(str, which):
-        matches = [pattern == column or fnmatchcase(column, pattern) for column in columns]
+        matches = [
+            pattern in (name, column) or fnmatchcase(column, pattern)
+            for name, column in zip(source.feature_names, columns, strict=True)
+        ]
         if not any(matches):
-            raise InputError(
-                f"standardize: expected true or some of {[*dict.fromkeys(columns)][:20]}, found "
-                f"{pattern!r}"
-            )
+            known = f"true or some of {[*dict.fromkeys(columns)][:20]}"
+            if not columns:
+                known = "true, as these features have no names"
+            raise InputError(f"standardize: expected {known}, found {pattern!r}")
         selected |= matches
     return selected
 
@@ -260,4 +264,7 @@ def _scale(source: Source, train: NodeSet, done: Callable[[int], object]) -> tup
         count += len(values)
         begin += len(rows)
         done(rows.size)
+    if not np.isfinite(squares).all():
+        wrong = source.columns(np.flatnonzero(~np.isfinite(squares)))
+        raise InputError(f"standardize: the values of {wrong} are too large to have a deviation")
     return mean, np.sqrt(squares / count)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..forecast.available import available_bytes, usable_bytes
-from ..forecast.pass_memory import Pass, Windows, read_bytes
+from ..forecast.pass_memory import READY, Pass, Windows, read_bytes
 from ..forecast.run_forecast import Ledger
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
@@ -34,7 +34,10 @@ class StoreLoaders(DiskLoaders):
         if asked_bytes() == "auto":
             smallest = Ledger(run.config, run.size, 0)  # without memory: windows of one batch
             cls._forecast(smallest)
-            run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
+            least = min(run, smallest, key=lambda ledger: ledger.peak_bytes)
+            unqueued = [phase.held_bytes - phase.parts.get(READY, 0) for phase in least.phases]
+            run.least_bytes = least.peak_bytes
+            run.queue_bytes = least.peak_bytes - max(unqueued)
 
     @classmethod
     def _forecast(cls, run: Ledger) -> None:

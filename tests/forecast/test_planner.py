@@ -258,9 +258,8 @@ def test_a_card_has_a_verdict_of_its_own(values: dict[str, Any]) -> None:
 def test_the_gpu_of_the_machine_has_a_verdict(
     card_gb: int | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards = types.SimpleNamespace(total_memory=(card_gb or 0) * GB)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: card_gb is not None)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: cards)
+    child = types.SimpleNamespace(returncode=card_gb is None, stdout=f"{(card_gb or 0) * GB}\n")
+    monkeypatch.setattr("ogbnlib.forecast.planner.subprocess.run", lambda *_, **__: child)
     large = config(**LARGE, device="cuda")
     advice = plan(large)
     assert advice.gpu_verdict == expected
