@@ -52,14 +52,9 @@ class Ranks:
             self.highest(0)
             collective(tensor)
         elif self.num_ranks > 1:
-            counts_before = _reference_counts(tensor)
-            collective(tensor, group=self._group)
-            # gloo's thread enters Python to drop the tensor. A DataLoader worker forked at this
-            # moment waits for ever (python/cpython#112275): one of 500 did. So wait for the thread,
-            # at most a second: another version of torch may keep a reference.
-            until_s = time.monotonic() + 1.0
-            while _reference_counts(tensor) != counts_before and time.monotonic() < until_s:
-                time.sleep(0)
+            _await_gloo()
+            _in_gloo.append(tensor.detach())  # the same values, in a tensor of its own
+            collective(_in_gloo[0], group=self._group)
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -132,8 +127,23 @@ class Ranks:
         return [bytes(row).rstrip(b"\0").decode() for row in self.sum(rows).numpy()]
 
 
-def _reference_counts(tensor: Tensor) -> tuple[int, int]:  # of C++ and of Python
-    return tensor._use_count(), sys.getrefcount(tensor)  # type: ignore[attr-defined]
+_in_gloo: list[Tensor] = []  # the tensor of the last collective, to which nothing else refers
+
+
+def _await_gloo() -> None:
+    """Wait until gloo's thread has dropped the tensor of the last collective."""
+    # The thread enters Python for it. A DataLoader worker forked at this moment waits for ever
+    # (python/cpython#112275): one of 500 did.
+    until_s = time.monotonic() + 1.0  # another version of torch may keep a reference
+    while _in_gloo and time.monotonic() < until_s:
+        # one reference of C++, to the tensor; two of Python, by the list and by the argument here
+        if _in_gloo[0]._use_count() == 1 and sys.getrefcount(_in_gloo[0]) == 2:  # type: ignore[attr-defined]
+            break
+        time.sleep(0)
+    _in_gloo.clear()
+
+
+os.register_at_fork(before=_await_gloo)
 
 
 @contextlib.contextmanager
@@ -156,7 +166,12 @@ def join(device: str) -> Iterator[Ranks]:
     if not dist.is_initialized():  # else an earlier training of this process has connected them
         dist.init_process_group(backend, timeout=_TIMEOUT)
         atexit.register(_leave)
-    yield Ranks(here.rank, here.num_ranks)
+    try:
+        yield Ranks(here.rank, here.num_ranks)
+    finally:
+        # Destroying the process group waits for gloo's threads with Python's lock taken
+        # (pytorch/pytorch#56297).
+        _await_gloo()
 
 
 def _leave() -> None:
