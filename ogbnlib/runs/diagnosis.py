@@ -96,7 +96,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def explain(
-    run_dir: Path, config: TrainConfig | None, result: Facts, record: Record, at_work: bool
+    run_dir: Path, config: TrainConfig | None, result: Facts, record: Record, at_work: bool = False
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work.
 
@@ -141,9 +141,9 @@ def explain(
 
 
 def _with_record(result: Facts, record: Record) -> Facts:
-    # values that `result` has already come first
+    # for time, limit and peaks, values that `result` already has come first
     phase = record.phase
-    # An exception leaves its phases; a killed process (code 137) leaves them open.
+    # An exception closes the phases around it; a killed process (code 137) leaves them open.
     if phase is None and result.exit_code != 137:
         phase = record.failed
     rank = record.events.get("rank ended") or {}
