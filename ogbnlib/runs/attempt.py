@@ -131,7 +131,7 @@ class Attempt:
         not_started: Diagnosis | None = None,
         **evidence: object,
     ) -> Run:
-        """Write result.json: exit code, peaks, diagnosis; `with_forecast`, a training's forecast too.
+        """Write result.json: exit code, peaks, diagnosis, `with_forecast` also that of a training.
 
         Stop the recorder first. `kernel_peak_bytes` is the kernel's own counter, `not_started` the
         diagnosis of a run that was not started; `evidence` has more `Facts`.

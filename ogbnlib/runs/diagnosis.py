@@ -122,7 +122,7 @@ def explain(
     else:
         end = _by_code_or_output(facts, code, foreign=config is None)
     if code == OUT_OF_CUDA_MEMORY:
-        oom = record.events.get("cuda_oom", {})
+        oom = record.events.get("cuda_oom", {})  # the trainer's event, with sizes of GPU memory
         sizes = {name: n for name, n in oom.items() if n and name.endswith(("_bytes", "_retries"))}
         end = replace(end, facts=replace(end.facts, sizes=sizes))
     elif end.cause == "out of memory":

@@ -90,7 +90,7 @@ def watch(
     """
     limit_bytes = _attainable(memory_limit)
     argv = [sys.executable, *argv] if argv and argv[0].startswith("-") else [*argv]
-    # This Python can run even where its own path can't be looked up.
+    # not looked up: this Python, in a folder that this user may not be allowed to read
     if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
         raise InputError(
             f"argv: expected a command that can be run (`python` before a script), got {argv}"
@@ -291,7 +291,7 @@ def _prepare_code(
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", display):
             trial = try_model(config, size, run_dir=run_dir)
-    # "propagated" has no fan-out, and its forecast leaves room for compiling in the trainer
+    # "propagated" has no fan-out: its trainer compiles, for which its forecast leaves room
     if config.fan_out(training=True):
         _compile_kernels(display)
     return trial
@@ -301,7 +301,7 @@ def _prepare_code(
 def _compile_kernels(display: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles the kernels itself keeps about 100 MB more than one that loads them.
-    # No forecast counts these 100 MB.
+    # The forecast of a run with sampling leaves no room for these 100 MB.
     marker = kernel_cache.complete_marker()
     if marker is None or marker.is_file():
         return
