@@ -34,8 +34,7 @@ def plan(
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Forecast a run's memory, phase by phase, before anything is loaded, and name a config that
-    fits.
+    """Forecast a run's memory by phase, before anything is loaded, and name a config that fits.
 
     The data set is ogbn-papers100M unless --set dataset=... names another, or --set num_nodes=30M,
     num_edges, num_features and num_train give sizes. Exits with 1 for WILL NOT FIT.
@@ -46,7 +45,7 @@ def plan(
     from .sources.sizes import take_sizes
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
-    size = take_sizes(assignments)
+    size = take_sizes(assignments)  # removes num_nodes etc. from them; None without any
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}
     planned = TrainConfig.create(values)
     if ladder:
@@ -95,7 +94,7 @@ def train(
     from .runs.sandbox import run
 
     values, memory_limit = read_options(config, set_, memory_limit)
-    run_dir = home(run_dir)
+    run_dir = home(run_dir)  # no shell expands `--run-dir=~/a`
     if resume and RunPaths(run_dir).config.is_file():
         values = {**Run(run_dir).config.model_dump(), **values}
     elif resume and "dataset" not in values:
@@ -109,6 +108,7 @@ def train(
                 "--memory-limit, --ranks: expected without a launcher such as torchrun"
             )
         _train_as_rank(planned, run_dir, resume, as_json)
+    # with --json standard output gets the JSON object alone
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = _run_to_its_end(
             lambda: run(
@@ -131,7 +131,7 @@ def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bo
     from .training.distributed import end
     from .training.train import train as train_here
 
-    die_with_parent()
+    die_with_parent()  # the parent is the launcher
     code = exit_code(lambda: train_here(config, run_dir, resume=resume, progress=not as_json), say)
     if os.environ["RANK"] == "0" and code != 2:  # bad input is explained already
         _show_end(Run(run_dir), as_json)
@@ -158,8 +158,7 @@ def predict(
     memory_limit: option.MemoryLimit = None,
     as_json: option.Json = False,
 ) -> None:
-    """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or
-    sampled."""
+    """Write a run's predictions in bounded memory: exact with all neighbors, or sampled."""
     from .inference.predictions import predict as predict_classes
 
     path = predict_classes(
@@ -205,8 +204,7 @@ def watch(
 
 @app.command()
 def status(run_dir: option.RunDir, as_json: option.Json = False) -> None:
-    """Print the state of a run: its phase, time and memory while it works, or the cause of its
-    end."""
+    """Print a run's state: its phase, time and memory while it works, or the cause of its end."""
     run = Run.open(run_dir)
     show(run.status, f"{run_dir}: {run.diagnosis}", as_json)
 
@@ -226,8 +224,7 @@ def diagnose(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Explain the end of a run or a Slurm job: its cause, its phase, the memory of each part, and
-    what to do next."""
+    """Explain the end of a run or Slurm job: cause, phase, memory by part, and what to do next."""
     from .runs import diagnosis, slurm
 
     options = {"RUN_DIR": run_dir, "--job": job, "--exit-code": exit_code, "--text": text}
@@ -265,8 +262,7 @@ def notebooks(
 
 @app.command()
 def doctor(as_json: option.Json = False) -> None:
-    """Check the installation and the machine; each failure comes with a command. Exits with 1 if
-    anything failed."""
+    """Check installation and machine, with a fix for each failure; exits with 1 if any failed."""
     from .doctor import examine
 
     checks = examine()
@@ -288,14 +284,14 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line, by default that of this process, and return its exit code: 2 after a
-    user's mistake or a full disk, 1 for a refused allocation; one sentence on stderr explains both."""
+    """Run a command line, by default this process's; return its exit code: 2 after bad input or a
+    full disk. These and a refused allocation (1) print one sentence in place of a traceback."""
     code: int | str | None = 0
     with steady_output() as output:
         try:
             with clear_errors():
                 with naming("working folder"):
-                    # in a deleted one torch's MKL would end the process
+                    # raises if the folder is deleted: torch's MKL would end the process in it
                     folder = os.getcwd()
                 # As `python -m` does, for a model in a module of the working folder.
                 if not sys.flags.safe_path and folder not in sys.path:

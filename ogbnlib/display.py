@@ -76,11 +76,11 @@ def _safe_stream(stream: TextIO | None) -> TextIO:
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[Any]:
-    """Drop output that can't be written; yields the file of standard output, whose `error` is the
-    first one, or None."""
+    """Drop output that can't be written; yields the raw file of standard output, if it has one."""
     stdout = _safe_stream(sys.stdout)
     stderr = _safe_stream(sys.stderr)
-    file = getattr(getattr(stdout, "buffer", None), "raw", None)  # the _SafeFile, if there is one
+    # a `_SafeFile`, unless a notebook or a test has replaced the stream
+    file = getattr(getattr(stdout, "buffer", None), "raw", None)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             yield file
@@ -144,7 +144,7 @@ class Live:
     def __enter__(self) -> Self:
         from tqdm import tqdm
 
-        self._stack.enter_context(steady_output())
+        self._stack.enter_context(steady_output())  # first: replaces the streams used below
         # Standard output may go to a file. A notebook shows stderr like an error.
         to_stderr = sys.stderr.isatty() or (self.how == "lines" and not in_notebook())
         self._stream = sys.stderr if to_stderr else sys.stdout

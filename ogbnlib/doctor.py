@@ -39,11 +39,11 @@ class _Check:
 def examine() -> list[_Check]:
     """Run all checks, in the order of the report."""
     checks = [_packages()]
-    if not checks[0].fix:
+    if not checks[0].fix:  # else torch may be missing or broken
         checks.append(_Check("devices", _gpu() or "no GPU, training runs on the CPU"))
     limit_bytes, source = effective_limit()
     # The strictest kind that this machine allows; `refusals` say why stricter ones can't be made.
-    trial, refusals = make_limit(min(limit_bytes, 2**30))
+    trial, refusals = make_limit(min(limit_bytes, 2**30))  # any size: nothing runs in it
     trial.close()  # removes the cgroup
     kind = trial.name
     if kind == "watchdog":

@@ -1,5 +1,4 @@
-"""Cores, ranks and device of this process, by the environment of a launcher such as torchrun or
-Slurm."""
+"""Cores, ranks and device of this process, by the environment that torchrun or Slurm sets."""
 
 from __future__ import annotations
 
@@ -22,20 +21,18 @@ class _Launch(NamedTuple):
 
 
 def job_cores() -> int:
-    """Return the number of cores in this process's CPU affinity, in a Slurm job at most
-    SLURM_CPUS_PER_TASK."""
+    """Return the number of cores that this process may use, in Slurm at most its CPUs per task."""
     cores = len(os.sched_getaffinity(0))
     return min(cores, int(os.environ.get("SLURM_CPUS_PER_TASK") or cores))
 
 
 def sampling_threads() -> int:
-    """Return the number of threads that sample, each its own batch: one a core, at most 32."""
+    """Return how many threads sample, one a core, at most 32; each keeps a batch in memory."""
     return min(32, max(1, job_cores() // local_ranks()))
 
 
 def launch() -> _Launch:
-    """Read the ranks and sizes that torchrun sets; without RANK or with one rank this process is
-    alone."""
+    """Read this process's ranks and their counts as torchrun sets them; rank 0 of 1 without it."""
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         return _Launch()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

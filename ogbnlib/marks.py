@@ -1,5 +1,4 @@
-"""Named phases and moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's
-`%%memory`.
+"""Named phases and moments of a script, recorded by its watcher: `watch`, `run` or `%%memory`.
 
 Without a watcher `with phase("...")` takes 1 us and imports nothing. Only one process of a run
 at a time is recorded, the first that calls them, because phases of several would overlap.
@@ -19,8 +18,8 @@ from .environment import RUN_VARIABLE
 if TYPE_CHECKING:
     from .memory.recorder import EventLog
 
-# Reentrant: garbage collected in the middle of a mark may make a note. `_thread` is built in, so
-# that a script without a watcher pays for no import.
+# Reentrant: in the middle of a mark Python may collect a loader's graph, whose finalizer calls
+# `note`. `_thread` is built in, so that a script without a watcher pays for no import.
 _claiming = _thread.RLock()
 
 
@@ -70,12 +69,12 @@ def mark(name: str) -> None:
     from .memory.reading import own_memory
 
     with _never_raise():
-        log.cuda(force=True)
+        log.cuda(force=True)  # also if the last reading is recent
         log.mark("mark", name=str(name), held_bytes=own_memory()[0])  # anonymous + shared memory
 
 
 def note(kind: str, **fields: object) -> None:
-    """Record an event of this process, with its fields as they are."""
+    """Record an event of this process for `memory.calls`; `fields` as in `memory.record`."""
     log = _claim()
     if log is not None:
         with _never_raise():
@@ -96,8 +95,7 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _claim() -> EventLog | None:
-    """Return the run's log, which the first call opens; None without a watcher, and while another
-    process marks."""
+    """Return the run's log, open from the first call on; None if this process must not mark."""
     if _run.folder is None:  # without a watcher
         return None
     with _claiming:

@@ -16,9 +16,9 @@ from .files import read_whole
 def seconds(value: float) -> str:
     """Format a duration with two digits, seconds with at most two decimals: `0.35 s`, `47 s`,
     `2.8 min`, `12 min`, `3.4 h`."""
-    if value < 99.5:
+    if value < 99.5:  # from here on `.2g` would give 1e+02
         return f"{round(value, 2):.2g} s"
-    if value < 5970:
+    if value < 5970:  # 99.5 min
         return f"{value / 60:.2g} min"
     return f"{value / 3600:.1f} h"
 

@@ -44,7 +44,7 @@ def open_run_dir(
         for path in (run.paths.events, run.paths.timeline, run.paths.output, run.paths.progress):
             check_own(path, stat.S_ISREG)  # a regular file of this user's, if it exists
         resumed = run.paths.config.is_file()
-        if resumed and config is not None:
+        if resumed and config is not None:  # raises for a refused one; the trainer logs others
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
         for torn in run_dir.glob(_TORN_FILES):
             torn.unlink(missing_ok=True)
@@ -67,8 +67,7 @@ def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
 
 
 def check_content(run_dir: Path, *, resume: bool) -> None:
-    """Refuse a folder that can't be written to, one with other files in it, or with a run unless
-    `resume` is True."""
+    """Refuse a folder that can't be written to, has other files, or has a run unless `resume`."""
     paths = RunPaths(run_dir)
     is_run = paths.config.is_file()
     if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
@@ -97,7 +96,7 @@ def check_changes(earlier: Mapping[str, object], config: TrainConfig, run_dir: P
 
 
 def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
-    """Lock `run_dir` against other trainings inside the block; yields the lock's descriptor."""
+    """Lock `run_dir` until the block and each child with the yielded descriptor have ended."""
     return locked(RunPaths(run_dir).lock, f"{run_dir}: it is being trained in", keep=True)
 
 
@@ -110,7 +109,7 @@ class Attempt:
         self.config = config
         self.run_dir = earlier.run_dir
         self.paths = earlier.paths
-        self.recorder = Recorder(self.run_dir)
+        self.recorder = Recorder(self.run_dir)  # creates the two files below
         self._sizes = {  # bytes before this attempt, see `_write`
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
         }
@@ -132,7 +131,7 @@ class Attempt:
         not_started: Diagnosis | None = None,
         **evidence: object,
     ) -> Run:
-        """Write result.json: exit code, peaks, diagnosis, and `with_forecast` the predicted memory.
+        """Write result.json: exit code, peaks, diagnosis, `with_forecast` also that of a training.
 
         Stop the recorder first. `kernel_peak_bytes` is the kernel's own counter, `not_started` the
         diagnosis of a run that was not started; `evidence` has more `Facts`.
@@ -157,10 +156,10 @@ class Attempt:
             except (InputError, OSError) as error:
                 values["damage"] = str(error)
         if with_forecast and self.config is not None:
-            # without it the size comes from the data set's files
+            # its size of the graph is used if the data set is gone by now
             event = record.events.get("dataset")
             values["forecast"] = audit(self.config, memory_limit_bytes, record.phases, event)
-        end = not_started or explain(self.run_dir, self.config, read_facts(values), record, False)
+        end = not_started or explain(self.run_dir, self.config, read_facts(values), record)
         if end.facts.killed_by and self.config is not None:
             remedy = memory_remedy(self.config, record, met_limit(end.facts))
             end = replace(end, actions=remedy)

@@ -59,7 +59,7 @@ class Facts:
     sign: str = ""
     who: str = ""  # the process that ended, unless it is the command itself, such as "rank 1"
     line: str = ""  # the line of a text that proves the cause
-    sizes: Mapping[str, _Number] = field(default_factory=dict)  # sizes in it, and counts
+    sizes: Mapping[str, _Number] = field(default_factory=dict)  # sizes and counts for the sentences
     exit_code: int | None = None  # 128 + N after signal N
 
     # of a run

@@ -143,8 +143,8 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
 
 
 def of_sign(sign: str, facts: Facts) -> Diagnosis:
-    """Diagnosis of another process's code or of a sign in `TEXTS`, with the first action alone: a
-    resumption, the last one, is of the command itself."""
+    """Diagnosis of a sign in `TEXTS`, or of the exit code of a process inside the command. It has
+    the first action alone: the last one, to resume, is for a code of the command itself."""
     cause, actions = {**_CODES, **TEXTS}[sign]
     return Diagnosis(cause, facts, actions[:1])
 
@@ -170,7 +170,7 @@ def resumption(run_dir: Path) -> Action:
 
 
 def resubmission(run_dir: Path) -> Action:
-    """The action that resumes a run in a Slurm job, for the folder of the first submission."""
+    """The action that resumes a run by `sbatch`, from the folder of the first submission."""
     # the job scripts name a run's folder after themselves
     script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
     quoted = shlex.quote(str(shown(run_dir.resolve())))

@@ -100,7 +100,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def explain(
-    run_dir: Path, config: TrainConfig | None, result: Facts, record: Record, at_work: bool
+    run_dir: Path, config: TrainConfig | None, result: Facts, record: Record, at_work: bool = False
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work.
 
@@ -126,7 +126,7 @@ def explain(
     else:
         end = _by_code_or_output(facts, code, foreign=config is None)
     if code == OUT_OF_CUDA_MEMORY:
-        oom = record.events.get("cuda_oom", {})
+        oom = record.events.get("cuda_oom", {})  # the trainer's event, with sizes of GPU memory
         sizes = {name: n for name, n in oom.items() if n and name.endswith(("_bytes", "_retries"))}
         end = replace(end, facts=replace(end.facts, sizes=sizes))
     elif end.cause == "out of memory":
@@ -145,9 +145,9 @@ def explain(
 
 
 def _with_record(result: Facts, record: Record) -> Facts:
-    # values that `result` has already come first
+    # for time, limit and peaks, values that `result` already has come first
     phase = record.phase
-    # An exception leaves its phases; a killed process (code 137) leaves them open.
+    # An exception closes the phases around it; a killed process (code 137) leaves them open.
     if phase is None and result.exit_code != 137:
         phase = record.failed
     rank = record.events.get("rank ended") or {}

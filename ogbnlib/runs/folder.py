@@ -78,9 +78,9 @@ class Run:
         self.run_dir = home(run_dir)  # as given, for display
         self._folder = self.run_dir.absolute()  # remains right when the working folder changes
         self.paths = RunPaths(self._folder)
-        vars(self).update(known)
+        vars(self).update(known)  # where `cached_property` looks first
 
-    report = RUN_METHODS["report"]
+    report = RUN_METHODS["report"]  # `inference.report`, which is imported on use
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -110,8 +110,7 @@ class Run:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """The samples in timeline.csv, float64: `SAMPLE_COLUMNS`, `time_s` in `time.time()`
-        seconds."""
+        """timeline.csv as float64: `SAMPLE_COLUMNS`, `time_s` in `time.time()` seconds."""
         path = self.paths.timeline
         table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
         return table.astype(float)
@@ -123,8 +122,7 @@ class Run:
 
     @cached_property
     def cuda(self) -> pd.DataFrame:
-        """The recorded readings of GPU memory, see `timeline.cuda_table`; empty for a run without a
-        GPU."""
+        """The recorded readings of GPU memory, see `timeline.cuda_table`; empty without a GPU."""
         return _tables().cuda_table(self.events, self._origin_s)
 
     @cached_property
@@ -146,17 +144,13 @@ class Run:
 
     @property
     def best_epoch(self) -> pd.Series | None:
-        """The row of `metrics` with the best accuracy on the valid split.
-
-        Of equal rows it is the first; None if there is no value.
-        """
+        """The first row of `metrics` with the best accuracy on valid; None without any."""
         evaluated = self.metrics.dropna(subset="valid")
         return evaluated.loc[evaluated["valid"].idxmax()] if len(evaluated) else None
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The content of result.json; empty while the run is at work, or if its watcher was
-        killed."""
+        """The content of result.json; empty while the run works, or if its watcher was killed."""
         path = self.paths.result
         data = _content(path)
         if not data:
@@ -222,8 +216,7 @@ class Run:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process trains, or watches a command, in the folder now: it holds the folder's
-        lock."""
+        """Whether a process trains or watches a command here now: it holds the folder's lock."""
         with contextlib.suppress(OSError):  # another user's lock, or a file system without locks
             return not self.result and is_held(self.paths.lock)
         return False
@@ -239,8 +232,7 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The state of the run now, and its facts; `progress` counts the work of the phase, see
-        `progress.Count`."""
+        """The run's state now, and its facts; `progress` is the open phase's `progress.Count`."""
         count = _count(self._folder, self.record) if self.is_at_work else None
         facts = self.diagnosis.facts.to_dict()
         return {"state": self.state, "progress": count and asdict(count), **facts}

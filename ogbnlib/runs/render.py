@@ -292,7 +292,7 @@ def _memory_values(facts: Facts) -> dict[str, Any]:
         values["outer_bytes"] = facts.outer_limit.limit_bytes
         values["outer_cgroup"] = facts.outer_limit.cgroup
     waited_share = (facts.stalled_s or 0) / max(facts.duration_s or 0, 1e-3)
-    # Reading a file once in a full cgroup loses 7 % of the time, which is harmless.
+    # Less is harmless: reading a file once in a full cgroup already loses 7 % of the time.
     if facts.stalled_s is not None and facts.stalled_s >= 5 and waited_share >= 0.15:
         values |= {"waited_s": facts.stalled_s, "waited_share": waited_share}
     if facts.growth is not None and facts.growth.verdict == "climbs":

@@ -90,7 +90,7 @@ def watch(
     """
     limit_bytes = _attainable(memory_limit)
     argv = [sys.executable, *argv] if argv and argv[0].startswith("-") else [*argv]
-    # This Python can run even where its own path can't be looked up.
+    # not looked up: this Python, in a folder that this user may not be allowed to read
     if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
         raise InputError(
             f"argv: expected a command that can be run (`python` before a script), got {argv}"
@@ -272,11 +272,11 @@ def _choose_folder(
             return run
 
 
-def _has_config(run: Run, config: TrainConfig) -> bool:  # num_threads="auto" is the run's number
+def _has_config(run: Run, config: TrainConfig) -> bool:  # num_threads="auto" equals any number
     return run.known_config == config.continuing(run.known_config or config)
 
 
-def _was_stopped(run: Run) -> bool:
+def _was_stopped(run: Run) -> bool:  # None: no result, or not started; 130: Ctrl-C
     return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
 
 
@@ -291,7 +291,8 @@ def _prepare_code(
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", display):
             trial = try_model(config, size, run_dir=run_dir)
-    if config.fan_out(training=True):  # the forecast of a propagation leaves room for compiling
+    # "propagated" has no fan-out: its trainer compiles, for which its forecast leaves room
+    if config.fan_out(training=True):
         _compile_kernels(display)
     return trial
 
@@ -300,7 +301,7 @@ def _prepare_code(
 def _compile_kernels(display: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles the kernels itself keeps about 100 MB more than one that loads them.
-    # No forecast counts these 100 MB.
+    # The forecast of a run with sampling leaves no room for these 100 MB.
     marker = kernel_cache.complete_marker()
     if marker is None or marker.is_file():
         return
@@ -346,8 +347,8 @@ def _check_trainer_limit(limit_bytes: float | None) -> None:
 
 
 def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnosis | None:
-    """Explain why a notebook's run is not started, namely that the job's memory would run out by
-    forecast, which may kill the kernel, too; None if it may start."""
+    """Return the diagnosis of a notebook's run that by forecast uses up the job's memory, so that
+    the notebook's kernel may be killed, too; None if the run may start."""
     available, source = effective_limit()
     # what this process, the notebook's kernel, leaves of the job's or the machine's memory
     room_bytes = available - (read_memory(Tree(os.getpid())).held_bytes or 0)
@@ -402,7 +403,7 @@ def _carry_out(
             env=variables,
             interrupts=interrupts,
             echo=echo,
-            holds_back=config is not None,
+            is_trainer=config is not None,
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
         )
@@ -410,7 +411,7 @@ def _carry_out(
         words = last_words(outcome.tail, killed=code == 137) if code else ""
         done = attempt.end(
             code,
-            with_forecast=config is not None,
+            with_forecast=True,
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             last_output=words or None,
@@ -421,7 +422,7 @@ def _carry_out(
             KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}")
         )
     if outcome.forwarded in STOP_SIGNALS:
-        # No further run may begin before a SIGKILL. Exit code 75 puts the job back in the queue.
+        # No further run may begin: Slurm's SIGKILL follows. Exit code 75 requeues the job.
         name = signal.Signals(outcome.forwarded).name
         raise Stopped(f"{name} stopped the run {done.run_dir}. {done.diagnosis}", done)
     return done
@@ -450,7 +451,7 @@ def scaled_limit(
 def check_inputs(config: TrainConfig) -> GraphSize:
     """Refuse bad input by the headers of the data set's files; return the data set's size."""
     if config.device == "cuda":
-        resolve_device(config.device)
+        resolve_device(config.device)  # raises without a usable GPU
     check_precision(config.precision, config.device)
     store = find_store(config.dataset)
     check_trainable(store, config)

@@ -25,6 +25,7 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
     rows, no_scontrol = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
     if rows:
         return rows, ""
+    # -X: without the job's steps
     rows, no_sacct = _answer(["sacct", "-X", "-j", job_id, "--parsable2", _FORMAT], job_id)
     return rows, f"{no_sacct}; {no_scontrol}"
 
@@ -83,8 +84,8 @@ class _Job:
             self.diagnosis = self.run.diagnosis
         self.run_code = self.diagnosis.exit_code if self.diagnosis else None
         self.state = (row.get("State") or self.proven).partition(" by ")[0]  # "CANCELLED by 0"
-        # A user's own script writes no line of this package to its log; its exit codes have other
-        # meanings.
+        # A user's own script, whose exit codes have other meanings, writes no line of this package
+        # to its log. Without a log, the job counts as this package's.
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
@@ -142,14 +143,14 @@ class _Job:
     def diagnose(self, refusals: str) -> Diagnosis:
         """The end with all traces as facts; `refusals`: why Slurm has no row of the job."""
         end = self.end()
-        # The end of rank 0's run is only a consequence of another rank's end.
-        is_logged = self.diagnosis is None or self.rank is not None
-        is_over = end.cause not in ("pending", "finished")
+        # The run knows rank 0 alone, which may have ended only because another rank failed.
+        log_says_more = self.diagnosis is None or self.rank is not None
+        shows_log = log_says_more and end.cause not in ("pending", "finished")
         facts = replace(
             end.facts,
             job={**self.row, "JobID": self.job_id, **end.facts.job},
-            line="",
-            log_line=last_words(self.log) if is_logged and is_over else "",
+            line="",  # `log_line` has it
+            log_line=last_words(self.log) if shows_log else "",
             run_dir=str(self.run.run_dir) if self.run else "",
             unasked="" if self.row else refusals,
         )
@@ -175,8 +176,7 @@ def _end_of(path: Path | None) -> str:  # the last 256 KB of a log
 
 
 def diagnose_job(job_id: str | int) -> Diagnosis:
-    """Diagnose the end or the wait of a Slurm job, or of one task of an array, by its id: 123 or
-    123_4."""
+    """Diagnose the end or wait of a Slurm job (id 123) or of one task of an array (123_4)."""
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")

@@ -53,8 +53,8 @@ def supervise(
     env: Mapping[str, str] | None = None,  # added to this process's own environment
     interrupts: Sequence[int] = (),  # to which the caller's handler of SIGINT adds
     echo: bool = True,  # relay output (output.log has it anyway)
-    # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
-    holds_back: bool = False,
+    # if True, its stop signals stay blocked until it calls `signals.take_over`
+    is_trainer: bool = False,
     inherited: tuple[int, ...] = (),  # file descriptors that the command inherits
     stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
@@ -71,14 +71,14 @@ def supervise(
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     variables = {"PYTHONUNBUFFERED": "1", MARKS_VARIABLE: marks, **(env or {})}
     with (
-        adopting(),
+        adopting(),  # the command's daemons, so that they can be found and ended
         handled(forward, FORWARDED),
-        contextlib.closing(limit),
+        contextlib.closing(limit),  # a caller may close it again
         open(RunPaths(run_dir).output, "ab", opener=open_to_write) as log,
     ):
         with contextlib.ExitStack() as stack:
             stack.callback(recorder.stop)
-            with block_stop_signals() if holds_back else contextlib.nullcontext():
+            with block_stop_signals() if is_trainer else contextlib.nullcontext():
                 process = subprocess.Popen(
                     limit.command(argv),
                     stdin=stdin,
@@ -95,7 +95,7 @@ def supervise(
             tree = Tree(process.pid, marks.rpartition(":")[2])
             stack.callback(tree.end)
             stack.callback(forward.end)
-            child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
+            child = _Child(process, tree, limit, recorder, forward, interrupts, is_trainer)
             tail = child.follow(log, run_dir, echo)
         return child.outcome(tail)  # before the limit, which has the evidence, is closed
 
@@ -117,7 +117,7 @@ class _Child:
     def follow(self, log: BinaryIO, run_dir: Path, echo: bool) -> str:
         """Record the command and relay its output, also to `log`, until it ends; return the
         output's tail."""
-        self.forward.begin(self.process.pid)  # and send it the signals that came before
+        self.forward.begin(self.process.pid)  # sends it the last signal that came before
         self.limit.tree = self.tree
         self.recorder.start(self.tree, self.limit, on_unwritable=self._note_unwritable)
         text = functools.partial(standing, run_dir, self.recorder.record, self.limit.limit_bytes)
@@ -161,6 +161,7 @@ class _Child:
             try:  # a full disk must not end the work
                 write_all(log.fileno(), data)
             except OSError as error:
+                # write(2) does not name the file
                 self._note_unwritable(OSError(error.errno, error.strerror, log.name))
             if echo:
                 live.write(data)
@@ -179,10 +180,8 @@ class _Child:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _stop_if_asked(self, live: Live) -> None:
-        """After an interrupt send SIGTERM, on which a trainer writes a checkpoint.
-
-        SIGKILL follows after `STOP_S`, or at a second interrupt.
-        """
+        """After an interrupt send SIGTERM, on which a trainer writes a checkpoint. SIGKILL follows
+        after `STOP_S`, or at a second interrupt. Also kill a trainer that is overdue."""
         if self._is_overdue():
             self.tree.kill()
         if not self.interrupts:

@@ -132,6 +132,7 @@ def timeline_table(
         labels[i:j] = phase.label  # inner phases come later and overwrite outer ones
     # joins to each sample the last reading at or before it
     table = pd.merge_asof(table.assign(phase=labels), cuda, on="time_s")
+    # without columns that no sample has; of an empty table they all would go
     return table.dropna(axis="columns", how="all") if len(table) else table
 
 
@@ -153,8 +154,7 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:
-    """A small picture (SVG) of anonymous + shared memory over time, with the limit as a dashed
-    line."""
+    """Draw anonymous + shared memory over time as a small SVG, the limit as a dashed line."""
     width = 240.0
     height = 48.0
     sizes = held["anon"] + held["shmem"]

@@ -12,7 +12,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from .network import DTYPES, GNN
 
-# Names of `forward` parameters in PyG's models and others, and the batch's counts that they get.
+# Parameter of `forward` -> the batch's counts by hop, by which PyG's layers skip unneeded nodes.
 _COUNTS = {
     "num_sampled_nodes": "num_sampled_nodes",
     "num_sampled_nodes_per_hop": "num_sampled_nodes",
@@ -49,7 +49,7 @@ class Call(NamedTuple):
         if len(needed) == 1 and "edge_index" not in parameters:
             return cls({needed[0]: "x" if needed == ["x"] else "batch"}, dtype)
         arguments = {}
-        # Jumping knowledge joins the outputs of all layers, so each layer must compute all nodes.
+        # Jumping knowledge joins the outputs of all layers, so no layer may skip nodes.
         if not (isinstance(model, BasicGNN) and hasattr(model, "jk")):
             arguments = {name: _COUNTS[name] for name in parameters if name in _COUNTS}
         tensors = ["x", "edge_index"]
@@ -90,7 +90,7 @@ def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_feature
     """
     draw = torch.Generator().manual_seed(0)
     ends = [*itertools.accumulate(hop_nodes)]  # nodes of hop h are ends[h - 1] to ends[h] - 1
-    edges = [torch.empty(2, 0, dtype=torch.int64)]
+    edges = [torch.empty(2, 0, dtype=torch.int64)]  # `cat` needs a tensor even without hops
     for hop, count in enumerate(hop_edges):
         target = torch.randint(ends[hop] - hop_nodes[hop], ends[hop], (count,), generator=draw)
         source = torch.randint(ends[hop + 1], (count,), generator=draw)

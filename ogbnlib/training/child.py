@@ -37,7 +37,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
     try:
         with clear_errors():
             work()
-    except (Exception, Stopped, SystemExit) as error:
+    except (Exception, Stopped, SystemExit) as error:  # SystemExit: by a model's code
         sentence = sentence_of(error)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     from .train import train_prepared
 
     stop = StopRequest()
-    take_over(stop)
+    take_over(stop)  # unblocks stop signals: the parent blocked them before this process began
     gc.freeze()  # walking the imports' objects took 0.26 s in each release of memory
     gc.set_threshold(*thresholds)
     folder = Path(arguments[0])
@@ -192,4 +192,4 @@ if __name__ == "__main__":
         code = try_model(*options[1:]) if options[0] == "--try" else main(options)
         from .distributed import end
 
-        end(code)
+        end(code)  # at once: a normal exit would wait for workers and gloo
