@@ -35,8 +35,7 @@ class EpochSampler(Sampler[int]):
         self._dropped = n - self.n
         self._order = (-1, torch.empty(0, dtype=torch.int64))  # (epoch, its order); none yet
         self.set_epoch(0)
-        # whether `set_epoch` was called since a `StoreLoader` last set the epoch itself
-        self.is_chosen = False
+        self.is_chosen = False  # whether another than a `StoreLoader` called `set_epoch` last
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch to yield next, from position `start` of the order of all ranks."""
@@ -103,7 +102,7 @@ class BorrowedOrder(EpochSampler):
         super().__init__(
             len(sampler),
             seed=seed,
-            shuffle=not isinstance(sampler, SequentialSampler),
+            shuffle=not isinstance(sampler, SequentialSampler),  # else `_draw` is not needed
             batch_size=batch_size,
             drop_last=drop_last,
         )
