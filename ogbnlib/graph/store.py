@@ -212,8 +212,8 @@ class Store(GraphSize):
         self, name: str, chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
     ) -> "DiskArray":  # fmt: skip
-        """Open array `name` to read rows past the page cache, with the check of `check_file`;
-        `chunk_bytes` and `abandoned` as in `DiskArray`."""
+        """Open array `name` to read rows past the page cache, with the check of `check_file`; each
+        read has `chunk_bytes` (a power of two), or raises `Interrupted` once `abandoned` is set."""
         from ..io.disk_array import DiskArray
 
         info = self.files[name]

@@ -91,6 +91,7 @@ def exact_scores(
     for number in range(num_layers):
         tensors = [weights[f"convs.{number}.{name}"] for name in names]
         arrays = [tensor.float().cpu().numpy().T for tensor in tensors]  # torch has [out, in]
+        # the columns that fit, and whether a ReLU follows: not after the last layer
         layers.append(_Layer(room // column, number < num_layers - 1, *arrays))
     if check_own(work):  # left by a killed process
         shutil.rmtree(work)

@@ -65,7 +65,7 @@ class EpochSampler(Sampler[int]):
         return last[1]
 
     def _generator(self, epoch: int) -> torch.Generator:
-        # masks: a seed may be negative, and torch takes 63 bits
+        # 0: of the epoch, not of a batch; masks: a seed may be negative, and torch takes 63 bits
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
         return torch.Generator().manual_seed(mixed & (2**63 - 1))
 

@@ -45,7 +45,7 @@ class Loaders:
     """
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
-    all_resident = False  # whether all loaders are built before training and stay, not only train's
+    all_resident = False  # all loaders, not only train's, are built before training and stay
 
     def __init__(
         self,
