@@ -44,7 +44,7 @@ def split_problems(
                 f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as "
                 f"{outside[0]}{from_one(ids, num_nodes)}",
             )
-            continue
+            continue  # their labels can't be looked up
         repeats = len(ids) - len(np.unique(ids))
         if repeats:
             yield name, f"expected each node once, found {repeats} repeats{for_repeats}"

@@ -55,7 +55,7 @@ class Pairs(Stream):
         starts = np.zeros(self.num_ranges + 1, np.int64)
         out = np.empty((len(src), 2), self.dtype)
         _partition(src, dst, self.shift, starts, out)
-        self._chunks.append((self.size, starts))
+        self._chunks.append((self.size, starts))  # it begins at the present end of the file
         self.append(out.reshape(-1).view(np.uint8).data)
 
     def count(self, number: int) -> int:
@@ -175,7 +175,7 @@ class EdgeSort:
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = next(pairs.pieces(number, count), np.empty((0, 2), self._dtype))  # all
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
-                colptr.write(ptr[1:] + row.length)  # ends of the columns, in the whole `row`
+                colptr.write(ptr[1:] + row.length)  # ends in the whole `row`, before it grows
                 row.write(sources)
                 self.done(count * pairs.pair_bytes)
             else:  # far more edges than an average range has: split it as all edges were split

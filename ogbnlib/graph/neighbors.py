@@ -159,7 +159,7 @@ def _relabel(
     for e in range(begin, len(ids)):
         if ids[e] < 0 or ids[e] >= num_nodes:
             return BAD_ID, e, count
-        if e + 8 < len(ids):  # the slot of an id to come
+        if e + 8 < len(ids):  # 8 ids ahead, so that the slot is in the cache when it is read
             prefetch(table, np.int64((uint64(ids[e + 8]) * GAMMA) >> shift))
         node = uint64(ids[e])
         slot = np.int64((node * GAMMA) >> shift)
@@ -203,7 +203,7 @@ def absorb(
     stop = 0
     while True:
         if shift == 0:
-            table, shift = _new_table(nodes, count, 2 * count, memory)
+            table, shift = _new_table(nodes, count, 2 * count, memory)  # as many again fit
         status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
         if status != FULL:
             return status, stop, count, table, shift
@@ -237,8 +237,7 @@ def _sample(
     num_nodes = len(colptr) - 1
     nodes = seeds.copy()  # global ids, seeds first; a local id is a place in it
     count = len(seeds)
-    # an empty first item, because numba must know the type of the lists
-    sources = [nodes[:0]]
+    sources = [nodes[:0]]  # an empty first item, from which numba infers the lists' type
     targets = [nodes[:0]]
     for i in range(count):
         if seeds[i] < 0 or seeds[i] >= num_nodes:

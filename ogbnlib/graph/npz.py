@@ -54,7 +54,7 @@ class Member:
             pass
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:  # at the first value
+    def _opened(self) -> Iterator[IO[bytes]]:  # its stream, at the first value after the header
         with (
             naming(self.where, "a sound .npz file", "copy or download it again"),
             zipfile.ZipFile(self.file) as archive,
@@ -101,7 +101,7 @@ class Member:
         for at in range(begin, end, step):  # `stream` is at value `begin`
             values = np.empty(min(step, end - at), self.dtype)
             view = values.view(np.uint8).data  # the bytes still to fill
-            while len(view):
+            while len(view):  # chunk by chunk, because `readinto` of zipfile copies each of them
                 count = stream.readinto(view[:CHUNK_BYTES])  # type: ignore[attr-defined]
                 if not count:
                     raise EOFError("it ends early")

@@ -169,7 +169,7 @@ class Store(GraphSize):
 
     def check_file(self, name: str, file: StrPath | int) -> None:
         """Refuse a path or descriptor of array `name` that is not the file `open_store` saw."""
-        opened = self.stamps[name]  # when the store was opened
+        opened = self.stamps[name]  # when the store was opened, or its checksum last compared
         try:
             now = stamp(file)
         except FileNotFoundError:
@@ -182,7 +182,7 @@ class Store(GraphSize):
             self._check_meta()
         # With the same inode and another ctime, the file has a new mode or link, or new content and
         # the old times: the checksum decides.
-        if now.inode == opened.inode and now.changed_ns != opened.changed_ns:
+        elif now.changed_ns != opened.changed_ns:
             with open(self.file_path(name), "rb") as stream:
                 stream.seek(HEADER_BYTES)
                 crc32 = 0
@@ -212,8 +212,8 @@ class Store(GraphSize):
         self, name: str, chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
     ) -> "DiskArray":  # fmt: skip
-        """Open array `name` to read rows past the page cache, with the check of `check_file`;
-        `chunk_bytes` and `abandoned` as in `DiskArray`."""
+        """Open array `name` to read rows past the page cache, with the check of `check_file`; each
+        read has `chunk_bytes` (a power of two), or raises `Interrupted` once `abandoned` is set."""
         from ..io.disk_array import DiskArray
 
         info = self.files[name]

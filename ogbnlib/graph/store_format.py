@@ -23,8 +23,7 @@ class Stamp(NamedTuple):
     size: int
     modified_ns: int
     inode: int
-    # of content, mode or links; unlike `modified_ns`, a program can't set it back
-    changed_ns: int
+    changed_ns: int  # of content, mode or links; unlike `modified_ns`, no program can set it back
 
 
 def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
@@ -53,10 +52,8 @@ def label_dtype(num_classes: int) -> type[np.number[Any]]:
 FORMAT = "ogbnlib-store"
 META = "store.json"
 VERSION = 1
-# a reader of version 1 would take the codes of int8 features for values
-INT8_VERSION = 2
-# a reader of version 2 would take targets for classes
-TARGETS_VERSION = 3
+INT8_VERSION = 2  # a reader of version 1 would take the codes of int8 features for values
+TARGETS_VERSION = 3  # a reader of version 2 would take targets for classes
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
@@ -90,11 +87,11 @@ def check_layout(path: Path, meta: Mapping[str, Any], files: Mapping[str, FileIn
     num_nodes = meta["num_nodes"]
     lengths = dict.fromkeys(("x", "y", "node_id", "node_name"), num_nodes)  # others: any length
     lengths |= {"colptr": num_nodes + 1, "row": meta["num_edges"]}
-    for name in {"colptr", "row", "x", "y", *SPLITS, *files}:  # a missing one raises a KeyError
+    for name in {"colptr", "row", "x", "y", *SPLITS, *files}:  # missing: KeyError, see open_store
         shape = files[name].shape
         dtype = np.dtype(files[name].dtype).str[1:]  # without the byte order
         are_targets = name == "y" and meta["num_classes"] == 0
-        dtypes = "f4" if are_targets else _DTYPES.get(name, dtype)
+        dtypes = "f4" if are_targets else _DTYPES.get(name, dtype)  # any for names
         columns = shape[1:2] if are_targets else ()  # targets are [N] or [N, T]
         if name == "x":
             columns = (meta["num_features"],)

@@ -1,4 +1,4 @@
-"""The summary of a conversion: counts taken in passes that it makes anyway."""
+"""The summary of a conversion: counts taken while it reads the data for the store."""
 
 import textwrap
 from typing import Any

@@ -123,13 +123,13 @@ def check_for_training(store: Store) -> None:
         labels = store.y[ids]
         return is_labelled(labels) & (store.has_targets or labels < store.num_classes)
 
-    for name, problem in split_problems(store.splits, store.num_nodes, labelled):
+    for name, problem in split_problems(store.splits, store.num_nodes, labelled):  # the first
         raise store.damaged(name, problem)
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
-    sound store. A conversion refuses other bad values before it writes a checksum."""
+    sound store. Other bad values, such as NaN in `x`, need no check: a conversion refuses them."""
     problems = []
     try:
         store = open_store(path)  # checks store.json, and the sizes and headers of the files

@@ -35,7 +35,7 @@ class _Seeds:
 
 def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
     """Create a run's model and load its weights; refuse weights of other shapes."""
-    folder = saved.path.parent
+    folder = saved.path.parent  # has the code of a custom model
     model = make_model(saved.config, store.num_features, store.num_classes, folder)
     load_state(model, dict(saved.weights), saved.path)
     return model
@@ -53,7 +53,7 @@ def _model_scores(
     with torch.no_grad(), counted("predicting", num_batches, progress, "batches") as done:
         for batch in batches:
             if config.rounds_in_ram:
-                batch.x = batch.x.half()  # as the run's own batches
+                batch.x = batch.x.half()  # rounded as in the run's own batches
             yield batch.input_id.numpy(), call(model, batch, device).cpu().numpy()
             done(1)
 
@@ -89,7 +89,7 @@ def _by_split(store: Store, ids: Array | range, batch_size: int) -> list[_Seeds]
         seeds.append(_Seeds(nodes[is_sampled], places[is_sampled], STREAM[split]))
     unsplit = np.flatnonzero(is_unsplit)
     nodes = unsplit if isinstance(ids, range) else ids[unsplit]
-    seeds.append(_Seeds(nodes, unsplit, 0))
+    seeds.append(_Seeds(nodes, unsplit, stream=0))  # any stream: no evaluation has these nodes
     return [each for each in seeds if len(each.nodes)]
 
 

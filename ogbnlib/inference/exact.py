@@ -56,7 +56,7 @@ class _Layer:
     def blocks(self) -> list[slice]:
         """Return the columns of the result, in slices that are computed one at a time."""
         outputs = len(self.bias)
-        width = outputs
+        width = outputs  # all at once, from one pass that averages the input
         if not self.averages_input:
             num_blocks = -(-outputs // self.max_columns)
             width = -(-outputs // num_blocks)  # blocks of about equal width
@@ -91,6 +91,7 @@ def exact_scores(
     for number in range(num_layers):
         tensors = [weights[f"convs.{number}.{name}"] for name in names]
         arrays = [tensor.float().cpu().numpy().T for tensor in tensors]  # torch has [out, in]
+        # the columns that fit, and whether a ReLU follows: not after the last layer
         layers.append(_Layer(room // column, number < num_layers - 1, *arrays))
     if check_own(work):  # left by a killed process
         shutil.rmtree(work)
@@ -111,7 +112,7 @@ def exact_scores(
 
 def _check_disk(store: Store, layers: list[_Layer], targets: NodeSet | None, folder: Path) -> None:
     # A layer's input and its result are on disk at the same time. The first layer's input, the
-    # features, is in the store already: 0 bytes more.
+    # features, is in the store already: 0 bytes, like a result that is yielded without a file.
     sizes = [0, *(4 * store.num_nodes * len(layer.bias) for layer in layers[:-1])]
     if len(layers[-1].blocks()) > 1:  # a single block is yielded without a file
         rows = store.num_nodes if targets is None else targets.count()
@@ -134,7 +135,7 @@ class _Sweep:
     def columns(self, columns: slice) -> Chunks:
         """Yield some columns of the layer's result, with rows of `targets` in ascending order."""
         source = self.source
-        loops = self.layer.root is None  # of GCN
+        loops = self.layer.root is None  # self-loops, only in GCN
         matrix = self.layer.neighbors[:, columns]
 
         def prepare(first: int, end: int) -> Array:
@@ -143,17 +144,16 @@ class _Sweep:
             if not self.layer.averages_input:
                 rows = rows @ matrix
             if loops:
-                degrees = self.edges.degrees(first, end, loops)
+                degrees = self.edges.degrees(first, end, loops)  # of all these nodes
                 rows /= np.sqrt(pick(source.members, first, degrees), dtype=np.float32)[:, None]
             return rows
 
-        width = matrix.shape[0 if self.layer.averages_input else 1]
+        width = matrix.shape[0 if self.layer.averages_input else 1]  # of the averaged rows
         hop = source.hop(
             self.edges, self.targets, width, np.float32, prepare, loops=loops, done=self.done
         )
         with contextlib.closing(hop) as slices:
-            # means and degrees of consecutive nodes from `first` on, targets or not
-            for first, means, degrees in slices:
+            for first, means, degrees in slices:  # of consecutive nodes, from `first` on
                 for begin in range(0, len(means), source.step):  # bounds the memory of products
                     end = begin + source.step
                     target_means = pick(self.targets, first + begin, means[begin:end])
@@ -181,8 +181,8 @@ def _layer_by_layer(
 ) -> Chunks:
     # Yields the last layer's rows of `targets` in ascending order.
     edges = Edges(store)
-    # Bytes to read, approximately: the graph to find each layer's nodes, then for each block of
-    # columns the layer's input and the graph.
+    # Bytes to read, approximately: the graph, to verify it and find each layer's nodes, then for each
+    # block of columns the layer's input and the graph.
     total = len(layers) * edges.nbytes
     itemsize = store.feature_itemsize
     for layer in layers:
@@ -192,7 +192,7 @@ def _layer_by_layer(
     with contextlib.closing(edges), counted("predicting", total, progress) as done:
         source = Columns.features(store)
         needed = edges.needed(targets, len(layers), done)  # the nodes of each layer's result
-        for members in filter(None, needed):
+        for members in filter(None, needed):  # None stands for all nodes
             members.count()  # computes the ranks before the threads of a sweep read them
         for number, layer in enumerate(layers):
             sweep = _Sweep(layer, source, edges, needed[number], done)
@@ -206,8 +206,7 @@ def _layer_by_layer(
             for file in folder.glob(f"{number - 1}-*.npy"):  # the layer's input; not the features
                 file.unlink()
             source = Columns.open(folder, str(number), store.num_nodes, needed[number])
-        # the last layer's blocks, side by side
-        with contextlib.closing(source):
+        with contextlib.closing(source):  # the last layer's blocks, side by side
             for first in range(0, store.num_nodes, source.step):
                 yield source.rows(first, min(first + source.step, store.num_nodes))
 

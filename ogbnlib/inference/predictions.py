@@ -36,7 +36,7 @@ Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
 
 @clear_errors()
-@torch.random.fork_rng(devices=[])
+@torch.random.fork_rng(devices=[])  # restores the caller's random state: a new model draws
 def predict(
     run_dir: StrPath,
     out: StrPath,
@@ -68,7 +68,7 @@ def predict(
     """
     saved = SavedModel.open(run_dir)
     config = saved.config
-    refuse_foreign_code(config, saved.path.parent)
+    refuse_foreign_code(config, saved.path.parent)  # another user's code must not run
     target = _check_target(out)
     graph = find_store(config.dataset)
     log = EventLog(None)  # records nothing
@@ -82,7 +82,7 @@ def predict(
         listed = np.asarray(ids)
         # not by np.save, which hides the cause of a failed write
         ids_bytes = npy_header(listed.dtype, listed.shape) + listed.tobytes()
-        # A power cut between the two files leaves this one, with the same ids.
+        # A call killed between the two files may have left this one, with the same ids.
         if not (ids_path.is_file() and ids_path.read_bytes() == ids_bytes):
             check_new(ids_path)
     has_hops = store.hops is not None  # has propagated features

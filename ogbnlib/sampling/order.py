@@ -35,8 +35,7 @@ class EpochSampler(Sampler[int]):
         self._dropped = n - self.n
         self._order = (-1, torch.empty(0, dtype=torch.int64))  # (epoch, its order); none yet
         self.set_epoch(0)
-        # whether `set_epoch` was called since a `StoreLoader` last set the epoch itself
-        self.is_chosen = False
+        self.is_chosen = False  # whether another than a `StoreLoader` called `set_epoch` last
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch to yield next, from position `start` of the order of all ranks."""
@@ -66,7 +65,7 @@ class EpochSampler(Sampler[int]):
         return last[1]
 
     def _generator(self, epoch: int) -> torch.Generator:
-        # masks: a seed may be negative, and torch takes 63 bits
+        # 0: of the epoch, not of a batch; masks: a seed may be negative, and torch takes 63 bits
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
         return torch.Generator().manual_seed(mixed & (2**63 - 1))
 
@@ -103,7 +102,7 @@ class BorrowedOrder(EpochSampler):
         super().__init__(
             len(sampler),
             seed=seed,
-            shuffle=not isinstance(sampler, SequentialSampler),
+            shuffle=not isinstance(sampler, SequentialSampler),  # else `_draw` is not needed
             batch_size=batch_size,
             drop_last=drop_last,
         )

@@ -45,8 +45,7 @@ class Loaders:
     """
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
-    # whether all loaders are built before training and stay; else only the train loader
-    all_resident = False
+    all_resident = False  # all loaders, not only train's, are built before training and stay
 
     def __init__(
         self,
@@ -87,8 +86,8 @@ class Loaders:
         progress: Progress,
         check: Callable[[], None] = lambda: None,
     ) -> Store:
-        """Return the store that a run trains on, made from the graph's if necessary. `say`,
-        `progress` and `check` are as in `propagate`."""
+        """Return the store that a run trains on: `graph`, or the one of its propagated features,
+        created if it is missing. `say`, `progress` and `check` are as in `propagate`."""
         return graph
 
     def _load(self, store: Store) -> Data:  # what the policy keeps in memory; sets `labels`
@@ -161,7 +160,7 @@ class Loaders:
         """Delete the train loader with its CSC, end all workers, and release the memory."""
         if "train" in self._resident:
             _close(self._resident.pop("train"))
-            # A worker keeps what was in memory when it began: the train loader's CSC, too.
+            # Workers forked before keep its CSC in memory; the next pass starts new ones.
             for resident in self._resident.values():
                 _end_workers(resident)
             self._released("train")
@@ -196,14 +195,13 @@ class Loaders:
         """Yield the batches of `split` in order; then release a temporary loader's memory."""
         loader = self.eval_loader(split)
         is_resident = any(loader is resident for resident in self._resident.values())
-        # every evaluation samples the same neighbors, so epochs are compared on equal terms
-        set_epoch(loader, 0)
+        set_epoch(loader, 0)  # the same for all evaluations, which are compared across epochs
         try:
             yield from loader
         finally:
             if not is_resident:
                 _close(loader)
-                del loader
+                del loader  # before its memory is released
                 if split not in self._resident:  # else it shared a CSC, which stays
                     self._released(split)
 
@@ -229,7 +227,7 @@ class _RamLoaders(Loaders):
         resident = cls.resident_splits(config) if config.epochs else []  # the train split first
         for split in resident:
             cls._forecast_build(run, split, f"build {split} loader")
-        run.hold_model()
+        run.hold_model()  # mostly gradients and optimizer state, from the first step on
         evaluations = run.evaluations()  # "eval": between epochs; "final": after training
         if config.epochs:
             # an evaluation loader's workers begin with its first pass, and then stay
@@ -274,7 +272,7 @@ class LazyLoaders(_RamLoaders):
         edges = sizes.trained_edges(run.size, run.config.undirected)
         run.held["edge_index (COO)"] = 16 * edges  # int64 [2, E]
         run.phase("load", {})
-        if not run.is_sorted:  # for training, and for each other split or evaluation
+        if not run.is_sorted:  # for train, and each other split (eager) or evaluation (lazy)
             splits = [split for split in run.size.num_seeds if split != "train"]
             temporary = sum(map(run.config.num_evaluations, splits))
             run.num_sorts = 1 + (len(splits) if cls.all_resident else temporary)
@@ -324,8 +322,7 @@ class LazyLoaders(_RamLoaders):
             # In place: PyG's sort is not stable, and columns in another order give other batches.
             restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
             loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
-            # keeps `perm`, so that the loader uses as much memory as a stock one
-            loader.stock = stock
+            loader.stock = stock  # keeps `perm`, so that memory is as with a stock loader
             return loader
 
 
@@ -350,7 +347,7 @@ class SharedLoaders(_RamLoaders):
     def _load(self, store: Store) -> Data:
         from torch_geometric.data import Data
 
-        from .sampler import NO_EDGES
+        from .sampler import NO_EDGES  # a placeholder: the loader fills in each batch's edges
 
         with self.log.phase("build shared CSC"):
             self.colptr = store.read("colptr")
@@ -396,8 +393,7 @@ class DiskLoaders(Loaders):
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
     """Set the epoch of the next pass over `loader`, which begins at `start` of its order."""
     loader.sampler.set_epoch(epoch, start)
-    # a loader of propagated features has no sampler of neighbors
-    if hasattr(loader.node_sampler, "set_epoch"):
+    if hasattr(loader.node_sampler, "set_epoch"):  # a loader of propagated features has none
         loader.node_sampler.set_epoch(epoch)
 
 

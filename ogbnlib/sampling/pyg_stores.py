@@ -218,7 +218,7 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
         size = self.store.num_nodes, self.store.num_nodes
-        return [EdgeAttr(None, EdgeLayout.CSC, is_sorted=True, size=size)]
+        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=size)]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.edge_type is not None or edge_attr.layout != EdgeLayout.CSC:

@@ -95,8 +95,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if not len(self.colptr) or self.colptr[0] != 0 or self.colptr[-1] != edges:
             problem = f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
             raise damaged(self._where, problem)
-        if len(self.colptr) > 2**32:  # a table entry has 32 bits for an id
-            raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self.colptr) - 1}")
+        if len(self.colptr) > 2**32:  # 32 bits of a table entry are for a local id + 1
+            raise InputError(f"colptr: expected under 2**32 nodes, found {len(self.colptr) - 1}")
         # in shared memory, so that workers that are already running see `set_epoch`
         self._epoch = torch.tensor([0]).share_memory_()  # type: ignore[no-untyped-call]
         # compiles the kernels here, once, and not in each forked worker
@@ -127,6 +127,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         key = self.batch_key(int(positions[0]) if len(seeds) else 0)
         node, edges, hops = self.sample_batches(seeds, len(seeds), [key])
         row, col = edges.view(2, -1)  # local ids of sources and targets
+        # None: no edge ids (`edge`), and seeds share their subgraph (`batch`)
         return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
 
     def sample_from_edges(
@@ -156,7 +157,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """Return the key, uint64, that decides all choices of a batch in `epoch` (default: the
         current one); `first` is the position of its first seed among the loader's nodes."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
-        seed = np.uint64(self.seed & (2**64 - 1))
+        seed = np.uint64(self.seed & (2**64 - 1))  # the mask: it may be negative
         return np.uint64(batch_key(seed, epoch, 0 if self.fixed else first))
 
     def sample_batches(

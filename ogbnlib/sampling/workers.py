@@ -40,7 +40,7 @@ class _Worker(ForkProcess):
                 self.wait(5)
 
     def start(self) -> None:
-        _forget_ended()
+        _forget_ended()  # else the set grows with each pass over a loader
         with block_stop_signals():  # blocked until `_begin` ignores them
             super().start()
         _started.add(self)
@@ -82,7 +82,7 @@ def workers_ended() -> Iterator[None]:
         yield
     except BaseException as error:
         while True:
-            # torch's handler of SIGCHLD may raise at any line until `_kill` has replaced it.
+            # Again if torch's handler of SIGCHLD raises, at any line until `_kill` has replaced it.
             with contextlib.suppress(RuntimeError):
                 # Bad data, KeyboardInterrupt and the like need no dead worker as their cause: do
                 # not wait for one. With bad data, one that is dead already is still reported.
@@ -91,7 +91,7 @@ def workers_ended() -> Iterator[None]:
                 died = _kill(wait_s=0.0 if is_clear else 1.0)
                 break
         if died and isinstance(error, Exception):
-            raise WorkerDied(*next(iter(died.items()))) from None
+            raise WorkerDied(*next(iter(died.items()))) from None  # one of them
         text = str(error).rstrip()
         if isinstance(error, InputError) and "in DataLoader worker process" in text:
             # torch adds the worker's traceback, whose last line has the message
@@ -122,9 +122,10 @@ def _unwatched() -> Iterator[None]:
     """Keep torch's handler of SIGCHLD from raising an error for each worker that ends inside."""
     main = threading.current_thread() is threading.main_thread()  # others can't set a handler
     handler: Any = None  # torch's, if it was replaced
-    # until it is done, as torch's handler may raise at any line
+    # again until both lines of the loop are done, as torch's handler may raise at any line
     while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
         with contextlib.suppress(RuntimeError):  # a worker has just ended
+            # getsignal returns None for a handler of C code
             handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
