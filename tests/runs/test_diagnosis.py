@@ -117,7 +117,7 @@ def test_a_refused_allocation_is_one_sentence_with_its_line_and_cause(
     assert (code, output.count("\n"), output[:7]) == (1, 1, "error: ")
     if name == "a worker":
         assert NO_ARRAY in output
-    assert "line 1: " in output
+    assert "test_diagnosis.py, line " in output
     assert " GB" in output
     found = Run.open(write_run(tmp_path, exit_code=1, last_output=last_words(output))).diagnosis
     assert (found.cause, found.facts.sign) == ("out of memory", "allocation refused")
