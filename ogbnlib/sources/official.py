@@ -25,8 +25,6 @@ REFUSED = {
     "ogbg-": "it is for classifying graphs, and models here classify nodes",
 }
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
-
-
 # as in ogb's master.csv; each archive has a folder of its own name
 _SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred"
 _ARCHIVES = {

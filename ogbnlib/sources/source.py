@@ -74,7 +74,7 @@ class Source:
     options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files that changed since they were opened; no checksum reveals mixed data."""
+        """Refuse files that changed since they were opened: no checksum would show a mixture."""
         for file, before in self.stamps:
             # size, time and inode, without `changed_ns`, which a new mode or link changes, too
             if not file.exists() or stamp(file)[:3] != before[:3]:
