@@ -134,7 +134,8 @@ def format_bytes(count: float | None) -> str:
 
 def split_name(name: Any) -> Any:
     """Return "valid" for "val", the name in PyG and many data sets; other names unchanged."""
-    return "valid" if isinstance(name, str) and name == "val" else name  # array == "val": no bool
+    # of another type, such as an array, `==` may have no truth value
+    return "valid" if isinstance(name, str) and name == "val" else name
 
 
 def unknown_name(name: str, names: Iterable[str], kind: str) -> str:

@@ -202,7 +202,7 @@ class _Conversion:
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
-        with contextlib.closing(_ahead(self.source.x_chunks())) as chunks:
+        with contextlib.closing(_ahead(self.source.x_chunks())) as chunks:  # why: see `_ahead`
             yield map(self._sampled, finite(chunks, dtype, self.source.features_at))  # [n, F] each
 
     def _sampled(self, chunk: Array) -> Array:
@@ -251,7 +251,7 @@ def _check_disk(
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
     # the bytes for sorting the edges: the memory limit less all other uses of memory
     used = own_memory()[0]  # by this process now, bytes
-    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))  # bytes
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))  # bytes; 5 % to spare
     if memory_limit is not None:
         limit = parse_bytes(memory_limit)
     x_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize
@@ -307,7 +307,7 @@ def convert(
 ) -> Store:
     """Convert a data set to a store in bounded memory; the store appears whole or not at all.
 
-    A file that changes is an `InputError`. What a SIGKILL leaves, the next conversion deletes.
+    A file that changes is an `InputError`. The next conversion deletes what a SIGKILL leaves.
 
     Args:
         source: a folder of files, an official name in the folder "dataset", a store or a `Source`.

@@ -200,7 +200,7 @@ class _Folder:
         self.nodes = Nodes(first.num_rows, first.file.name, named[0] if named else None)
         for rows in self.features[1:]:
             check_rows(rows.table, self.nodes, self.nodes.num_nodes)
-        # Ids 0 to N - 1 are unsorted: row i of a file without ids is of node i or of the i-th id.
+        # if ids 0 to N - 1 are unsorted, row i of a file without ids may be node i or the i-th id
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
         if description.options.drop_unknown and self.nodes.names is None:
@@ -214,9 +214,8 @@ class _Folder:
         named, column = self.nodes.names  # the table and its column with the names
         for table in self.tables:
             roles = {*table.roles.values()} - {LEFT_OUT}
-            lists_of_ids = {
-                role for role in roles & {*SPLITS} if not self.nodes.is_mask(table, role)
-            }
+            splits = roles & {*SPLITS}
+            lists_of_ids = {split for split in splits if not self.nodes.is_mask(table, split)}
             # all other roles have a value for each row, and without ids only the row tells its node
             if table is not named and not {"id", "name"} & roles and roles - lists_of_ids:
                 raise InputError(

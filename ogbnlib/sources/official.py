@@ -52,7 +52,7 @@ def fetch(
         locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
         # on the disk of `folder`, so that a rename can put it in place
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as unpacked,
-        naming(archive),
+        naming(archive),  # in errors without a path, such as of a full disk
     ):
         _download(url, archive, say, progress)
         try:
