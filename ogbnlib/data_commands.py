@@ -104,8 +104,7 @@ def download(
     data_dir: DataDir = Path("dataset"),
     as_json: Json = False,
 ) -> None:
-    """Download an official data set without a prompt; a repeated call continues an interrupted
-    one."""
+    """Download an official data set without a prompt, or continue an interrupted download."""
     from .sources.official import fetch
 
     folder = fetch(name, data_dir, say=say, progress=not as_json)
@@ -160,14 +159,10 @@ def convert(
 def verify(
     store_dir: Annotated[Path, typer.Argument(help="The store's folder.")], as_json: Json = False
 ) -> None:
-    """Read a whole store and check checksums, offsets and splits. Exits with 1 if anything is
-    wrong."""
+    """Check all checksums, offsets and splits of a store. Exits with 1 if anything is wrong."""
     from .graph.writer import verify_store
 
     problems = verify_store(store_dir, progress=not as_json)
-    show(
-        {"path": str(store_dir), "problems": problems},
-        "\n".join(problems) or f"{store_dir}: sound",
-        as_json,
-    )
+    text = "\n".join(problems) or f"{store_dir}: sound"
+    show({"path": str(store_dir), "problems": problems}, text, as_json)
     raise typer.Exit(1 if problems else 0)

@@ -16,10 +16,9 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 
 class InputError(ValueError):
-    """A user's mistake: names the file or parameter, the expected and the actual value, and the
-    remedy."""
+    """A user's mistake: names the file or parameter, expected and actual value, and the remedy."""
 
-    def _render_traceback_(self) -> list[str]:  # IPython shows these lines: one in a notebook
+    def _render_traceback_(self) -> list[str]:  # IPython shows this line, not the traceback
         return [printable(f"{type(self).__name__}: {self}")]
 
 
@@ -49,11 +48,10 @@ def explained(error: BaseException) -> BaseException:
     """Return a file-system error as `InputError` with path, cause and remedy, others as they are."""
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error  # of a library or the network, with a sentence of its own
-    if error.errno == errno.ENOMEM:  # a refused map of a file says nothing of the file
-        return error
     has_path = isinstance(error.filename, str | bytes | os.PathLike)  # not None or a descriptor
     where = os.fsdecode(error.filename) if has_path else "a file"
-    if not has_path and error.errno not in _DISK:
+    # a refused map of a file (ENOMEM) says nothing of the file
+    if error.errno == errno.ENOMEM or (not has_path and error.errno not in _DISK):
         return error
     remedy = _REMEDIES.get(error.errno, "check the path and its disk")
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy}")
@@ -80,13 +78,11 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
     """
     try:
         yield
-    except InputError:
-        raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the system
             error.filename = error.filename or (path and str(path))
             raise
-        if not expected or isinstance(error, MemoryError):
+        if not expected or isinstance(error, InputError | MemoryError):  # not about the content
             raise
         problem = " ".join(str(error).split())  # on one line
         text = f"{path}: expected {expected}, found damage or other content ({problem})"
@@ -94,8 +90,7 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
-    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB; 1 GB is
-    2**30 bytes.
+    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes from 1 MB on; 1 GB is 2**30.
 
     A small number without a unit is an `InputError`, because `8` may mean 8 bytes, 8 MB as in
     Slurm, or 8 GB.
@@ -139,6 +134,7 @@ def format_bytes(count: float | None) -> str:
 
 def split_name(name: Any) -> Any:
     """Return "valid" for "val", the name in PyG and many data sets; other names unchanged."""
+    # of another type, such as an array, `==` may have no truth value
     return "valid" if isinstance(name, str) and name == "val" else name
 
 

@@ -77,7 +77,7 @@ def sibling_path(path: Path, suffix: str) -> Path:
 
 
 def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
-    """Return whether `path`, a name that others can guess, exists.
+    """Return whether `path` exists, a name that others can guess and take first in a shared folder.
 
     Refused are a link, another user's file or folder, and one whose mode `is_kind` does not accept.
     """
@@ -190,8 +190,7 @@ def write_json(path: StrPath, value: Any) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
-    """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is
-    renamed to `path`."""
+    """Yield the hidden sibling `.NAME.part` of `path` to fill; rename it to `path` at the end."""
     with naming(path):
         path = Path(os.path.realpath(home(path)))  # if it is a link: replace its target
         make_folder(path.parent)
@@ -244,7 +243,7 @@ def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
 
 
 def is_held(path: StrPath) -> bool:
-    """Whether a process has the lock `path`; some network file systems know this machine's alone.
+    """Whether a process has the lock `path`; some network file systems see no other machine's lock.
 
     Nothing is written. A link is not followed but raises OSError.
     """

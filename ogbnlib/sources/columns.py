@@ -153,11 +153,12 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
     """Return the values as arrow's type `kind`, or None if one of them can't be cast."""
     if pa.types.is_string(values.type) and kind != "string":
         # most columns have no empty cells, and to find them takes longer than to cast
-        for text in (values, _without_empty(values)):
-            with contextlib.suppress(pa.ArrowInvalid):
-                return text.cast(kind)
         with contextlib.suppress(pa.ArrowInvalid):
-            return _cast(text.cast("double"), kind)  # whole numbers such as "3.0"
+            return values.cast(kind)
+        text = _without_empty(values)
+        for number in (kind, "double"):  # whole numbers may be written as "3.0"
+            with contextlib.suppress(pa.ArrowInvalid):
+                return _cast(text.cast(number), kind)
         if kind == "double":
             with contextlib.suppress(pa.ArrowInvalid):
                 return text.cast("bool").cast("double")  # True and False, as pandas writes them
@@ -168,10 +169,10 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
             return None
         if pa.types.is_floating(values.type):
             most = most_exact(np.dtype(values.type.to_pandas_dtype()))  # beyond it, floats round
-            largest = pc.max(pc.abs(values.cast("double"))).as_py() or 0  # None if all are null
+            values = values.cast("double")  # `pc.abs` takes no float16
+            largest = pc.max(pc.abs(values)).as_py() or 0  # None if all are null
             if largest > most:
                 return None
-            values = values.cast("double")
     with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return values.cast(kind, safe=kind != "double")  # a double may round a large int64
     return None
@@ -189,4 +190,4 @@ def numbers(values: pa.Array) -> Array:
 
 def hashes(names: Array) -> Array:
     """Return a uint64 hash of each name. Text and its UTF-8 bytes have the same hash."""
-    return pd.util.hash_array(names.astype(object, copy=False), categorize=False)
+    return pd.util.hash_array(names.astype(object, copy=False), categorize=False)  # few repeats

@@ -202,20 +202,22 @@ class _Conversion:
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
-        with contextlib.closing(_ahead(self.source.x_chunks())) as chunks:
+        with contextlib.closing(_ahead(self.source.x_chunks())) as chunks:  # why: see `_ahead`
             yield map(self._sampled, finite(chunks, dtype, self.source.features_at))  # [n, F] each
 
     def _sampled(self, chunk: Array) -> Array:
-        # Keep each `step`-th row of the data, about 2**19 values, 2 MB in float32 (int8: 4).
+        # Keep each `step`-th row of a pass: 2**19 values, 2 MB in float32. Int8 has two passes.
         step = -(-self.source.num_nodes * self.source.num_features // 2**19)  # rounded up
-        self._sample.append(chunk[-self._num_sampled % step :: step].copy())
+        first = -self._num_sampled % step  # the chunk's first row whose number `step` divides
+        self._sample.append(chunk[first::step].copy())  # a view would keep the whole chunk
         self._num_sampled += len(chunk)
         return chunk
 
     def _scales(self) -> dict[str, str]:
-        """Return the summary's entry on columns that larger numbers let outweigh the others."""
+        """Return the summary's entry that names columns of far larger spread than most, or {}."""
         spread = np.concatenate(self._sample).std(axis=0, dtype=np.float64)
         usual = np.median(spread[spread > 0].tolist() or [1.0])  # without constant columns
+        # what each column was divided by; 1 if it was not standardized
         divisor = np.array(self.source.origin.get("standardized", {}).get("deviation", 1.0))
         names = self.source.columns(np.flatnonzero((spread > _WIDE * usual) & (divisor == 1)))
         return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
@@ -249,7 +251,7 @@ def _check_disk(
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
     # the bytes for sorting the edges: the memory limit less all other uses of memory
     used = own_memory()[0]  # by this process now, bytes
-    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))  # bytes
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))  # bytes; 5 % to spare
     if memory_limit is not None:
         limit = parse_bytes(memory_limit)
     x_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize
@@ -305,16 +307,16 @@ def convert(
 ) -> Store:
     """Convert a data set to a store in bounded memory; the store appears whole or not at all.
 
-    A file that changes is an `InputError`. After a SIGKILL the next conversion deletes the rest.
+    A file that changes is an `InputError`. The next conversion deletes what a SIGKILL leaves.
 
     Args:
         source: a folder of files, an official name in the folder "dataset", a store or a `Source`.
         path: a new or empty folder.
         description: a file to use as the folder's `dataset.yaml`, or the place of its draft.
         undirected: add reverse edges, sort each node's in-edges, drop duplicates.
-        feature_dtype: float16 halves the bytes and refuses values beyond its range, int8 again:
-            255 evenly spaced values a column. By default this and `undirected` are as in
-            `dataset.yaml`, else as in the data, float64 as float32.
+        feature_dtype: float16 halves the bytes and refuses values beyond its range; int8 halves
+            them again, by 255 evenly spaced values a column. By default this and `undirected` are
+            as in `dataset.yaml`, else as in the data, float64 as float32.
         standardize: subtract the train nodes' mean from each feature, divide by their deviation:
             True, or names and patterns of columns. `store.origin["standardized"]` has both.
         memory_limit: "4 GB" or bytes for this process, written pages included. By default 95 % of
@@ -337,10 +339,11 @@ def convert(
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)  # before the data are read
     temporary = _check_disk(target, source, add_reverse, x_dtype)
-    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
-    x_bytes += source.num_features * bool(options.standardize)  # one for mean and deviation
-    # bytes for the progress: features, int16 labels, edges as they are read and as they are sorted
-    total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
+    # Bytes for the progress: features, int16 labels, edges as they are read and as they are sorted.
+    # A feature in int8 counts twice, as it is read twice; a pass for mean and deviation counts 1.
+    value_bytes = (2 if x_dtype == np.int8 else x_dtype.itemsize) + bool(options.standardize)
+    node_bytes = source.num_features * value_bytes + 2
+    total = source.num_nodes * node_bytes + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress) as done:

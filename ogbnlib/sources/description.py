@@ -67,7 +67,9 @@ class Options:
         check_num_classes(self.num_classes)
         for name, words in _WORDS.items():
             value = getattr(self, name)
-            if value is not None and str(value).lower() not in words:
+            word = value if isinstance(value, str) else str(value).lower()  # "true" for True
+            is_flag_text = word is value and name != "feature_dtype"  # "false" would count as true
+            if value is not None and (word not in words or is_flag_text):
                 raise InputError(f"{name}: expected {' or '.join(words)}, got {value!r}")
         if not isinstance(self.standardize, bool | list | tuple):
             raise InputError(
@@ -171,7 +173,7 @@ def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
     try:
         kind = format_of(files_of(path)[0])  # all parts have the format of the first one
     except InputError as error:
-        close = get_close_matches(name.rstrip("/"), [entry.name for entry in folder.iterdir()], 1)
+        close = get_close_matches(name.rstrip("/"), [entry.name for entry in folder.iterdir()], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"{where}: {error}{hint}") from None
     if kind == "array" or roles == LEFT_OUT:  # a pattern left out; a path has returned above

@@ -82,7 +82,7 @@ class _Draft:
         return self.file.columns or {"": self.file.role}
 
     @property
-    def column_roles(self) -> Sequence[str]:  # those of an array are its columns' roles
+    def column_roles(self) -> Sequence[str]:  # of an array, a role such as "edges" has two
         return FILE_ROLES.get(self.file.role, [*self.roles.values()])
 
 
@@ -95,7 +95,7 @@ def no_data(path: Path) -> InputError:
     else:
         problem = f"found no such folder{whereabouts()}"
     # data saved by torch; PyG writes processed/data.pt beside pre_filter.pt and pre_transform.pt
-    saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]
+    saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]  # or `path` is the file
     if saved[0].suffix == ".pt":
         load_it = f"torch.load({str(saved[0])!r}, weights_only=False)"
         problem += f"; in Python, if you trust it: ogbnlib.Store.from_data({load_it}, 'new_store')"
@@ -191,12 +191,12 @@ def _draft(path: Path, stem: str) -> _Draft:
 
 
 def _kind(values: pa.Array) -> str:
-    """Return "numbers" for a column of numbers, also of text that mostly is one; else its type."""
+    """Return "numbers", also for text of which half are numbers, or the name of another type."""
     inner = getattr(values.type, "value_type", values.type)  # of the values in lists
     if pa.types.is_string(values.type):
         texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))  # no empty cells
         count = pc.sum(pc.match_substring_regex(texts, _NUMBER_LIKE)).as_py() or 0
-        return "numbers" if count * 2 >= max(1, len(texts)) else "text"
+        return "numbers" if count * 2 >= max(1, len(texts)) else "text"  # also empty cells alone
     if not str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal")):
         return str(values.type)
     return "numbers" if inner == values.type else "lists of numbers"

@@ -200,7 +200,7 @@ class _Folder:
         self.nodes = Nodes(first.num_rows, first.file.name, named[0] if named else None)
         for rows in self.features[1:]:
             check_rows(rows.table, self.nodes, self.nodes.num_nodes)
-        # undeclared rows without ids may follow the rows of the names, or the names as numbers
+        # if ids 0 to N - 1 are unsorted, row i of a file without ids may be node i or the i-th id
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
         if description.options.drop_unknown and self.nodes.names is None:

@@ -103,7 +103,7 @@ def count_classes(chunks: Iterable[Array], where: str) -> int:
     if not len(classes):
         raise InputError(f"{where}: expected at least one label, found none")
     # A single wrong label of 15,000,000 would make a model of 15 million classes.
-    if classes[-1] + 1 > 2 * len(classes) + 100:
+    if classes[-1] + 1 > 2 * len(classes) + 100:  # over 100 more are left out than found
         raise InputError(
             f"{where}: expected labels that leave few classes out, found {len(classes)} classes and "
             f"the label {classes[-1]}; write -1 or NaN for no label, or give num_classes (in "

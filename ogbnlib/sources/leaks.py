@@ -68,7 +68,7 @@ def _constant_in_splits(source: Source) -> list[int]:
         for split, first in zip(splits, values, strict=True):
             members = rows[split.contains(nodes)]
             if len(members):
-                first[:] = np.where(np.isnan(first), members[0], first)
+                first[:] = np.where(np.isnan(first), members[0], first)  # a row of `values`
                 constant &= (members == first).all(axis=0)
         if not constant.any():
             return []

@@ -37,6 +37,7 @@ def ids(store: Store, names: Any) -> Array:
         raise InputError(f"names: expected a list of names, got the text {names!r}")
     with naming("names", "text, or whole numbers"):
         values = pa.array(names)
+    # messages call the list a table, "names", with a column "names"
     return _find(store, [Piece(Table(Path("names"), ["names"]), "names", values, 0).decoded()])
 
 

@@ -1,5 +1,4 @@
-"""Nodes in a user's files: their ids, which are row numbers or names that a table defines, and their
-labels and splits."""
+"""Nodes in a user's files: their ids (row numbers, or names from a table), labels and splits."""
 
 import contextlib
 import sys
@@ -21,6 +20,8 @@ from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_lab
 from .tables import is_number
 
 LONGEST_NAME = 1024  # bytes of UTF-8; in `node_name` each node takes the width of the longest name
+# the split that each word in a column of the role split means, in any case
+_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
 
 class Nodes:
@@ -76,11 +77,9 @@ class Nodes:
     @property
     def are_reordered(self) -> bool:
         """Whether the names are 0 to num_nodes - 1, but not in the order of the rows."""
-        if self.names is None or self.kind == "string":
+        if self.names is None or self.kind == "string" or self._index.is_monotonic_increasing:
             return False
-        is_sorted = self._index.is_monotonic_increasing
-        names = np.sort(self._index.to_numpy())
-        return not is_sorted and np.array_equal(names, np.arange(self.num_nodes))
+        return np.array_equal(np.sort(self._index.to_numpy()), np.arange(self.num_nodes))
 
     def is_mask(self, table: Table, split: str) -> bool:
         """Whether a column of the role train, valid or test is a mask, and not a list of nodes: if
@@ -116,8 +115,7 @@ class Nodes:
         if self.kind == "int64":
             return np.dtype("<i8"), map(numbers, pieces)
         dtype = np.dtype(f"S{self._width}")
-        texts = (names.to_pylist() for names in pieces)
-        return dtype, (np.array([text.encode() for text in names], dtype) for names in texts)
+        return dtype, (np.array(names.cast("binary").to_pylist(), dtype) for names in pieces)
 
 
 def _lengths(names: Piece) -> pa.Array:
@@ -137,14 +135,10 @@ def _are_whole(names: Piece) -> bool:
     """Whether names are whole numbers; "007" and "7" are two names of text."""
     values = names.values
     if not pa.types.is_string(values.type):
-        return True
+        return True  # numbers; `Piece.keys` refuses those that are not whole
     with contextlib.suppress(pa.ArrowInvalid):  # a text is no whole number
         return values.cast("int64").cast("string").equals(values)
     return False
-
-
-# the split that each word in a column of the role split means, in any case
-_WORDS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 
 
 def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
@@ -158,8 +152,7 @@ def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
 
 
 def _by_node(table: Table, column: str, nodes: Nodes) -> Iterator[tuple[Array, Piece]]:
-    """Yield pieces of a column, each with the row numbers of its nodes, int64; refuse a node that
-    comes twice.
+    """Yield the nodes' row numbers, int64, with each piece of a column; refuse a repeated node.
 
     Without a column of ids or names in the table, row i is node i, and each node has a row.
     """
@@ -234,11 +227,10 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
         members = [ids[piece.flags()] for ids, piece in _by_node(table, column, nodes)]
         return np.sort(np.concatenate([none, *members]))
     check_rows(table, nodes)
-    pieces = [*table.pieces(column)]
-    has_names = nodes.names is None or any((nodes.find(piece) >= 0).any() for piece in pieces)
-    if table.num_rows and not has_names:
+    pieces = [piece for piece in table.pieces(column) if len(piece.values)]
+    if nodes.names and pieces and not any((nodes.find(piece) >= 0).any() for piece in pieces):
         print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
-        nodes = Nodes(nodes.num_nodes, table.file.name)
+        nodes = Nodes(nodes.num_nodes, nodes.names[0].file.name)
     return np.concatenate([none, *map(nodes, pieces)])  # in the order of the file
 
 
@@ -258,4 +250,4 @@ def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
         codes = positions.fill_null(-1).to_numpy()  # -1: an empty cell, no split
         for code, split in enumerate(_WORDS.values()):
             parts[split].append(ids[codes == code])
-    return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
+    return {split: np.sort(np.concatenate(ids)) for split, ids in parts.items()}

@@ -25,8 +25,6 @@ REFUSED = {
     "ogbg-": "it is for classifying graphs, and models here classify nodes",
 }
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
-
-
 # as in ogb's master.csv; each archive has a folder of its own name
 _SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred"
 _ARCHIVES = {
@@ -54,7 +52,7 @@ def fetch(
         locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
         # on the disk of `folder`, so that a rename can put it in place
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as unpacked,
-        naming(archive),
+        naming(archive),  # in errors without a path, such as of a full disk
     ):
         _download(url, archive, say, progress)
         try:

@@ -53,7 +53,9 @@ def csv_layout(folder: Path) -> Description | None:
     splits = split_folder(folder)
     columns = {folder / name: roles for name, roles in _CSV.items()}
     columns |= {splits / f"{split}.csv.gz": {"1": split} for split in SPLITS}
-    files = [DataFile(path, str(path), "", roles, header=False) for path, roles in columns.items()]
+    files = [
+        DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
+    ]
     return Description(folder, files)
 
 
@@ -135,13 +137,13 @@ def _check_shapes(edges: Member, labels: Member, x: Member) -> None:
         raise InputError(
             f"{x.where}: expected [N, F] of at least one node and one feature, found shape {x.shape}"
         )
-    if x.fortran_order and 1 not in x.shape:
+    if x.fortran_order and 1 not in x.shape:  # with a single row or column both orders agree
         raise InputError(
             f"{x.where}: expected rows (C order), found columns (Fortran order); save "
             "np.ascontiguousarray"
         )
     num_nodes = x.shape[0]
-    if edges.shape != (2, edges.shape[-1]) or labels.shape not in {(num_nodes,), (num_nodes, 1)}:
+    if edges.shape[:-1] != (2,) or labels.shape not in {(num_nodes,), (num_nodes, 1)}:
         raise InputError(
             f"{labels.file.parent}: expected arrays of {num_nodes} nodes, found shapes "
             f"{edges.shape}, {labels.shape} and {x.shape}"
@@ -177,7 +179,7 @@ def _write_npz(path: StrPath, members: _Members) -> None:
         for name, (shape, kind, chunks) in members.items():
             dtype = np.dtype(kind)
             header = {"descr": dtype.str, "fortran_order": False, "shape": tuple(shape)}
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:  # may exceed 2 GB
                 np.lib.format.write_array_header_1_0(member, header)
                 for chunk in chunks:
                     member.write(np.ascontiguousarray(chunk, dtype).reshape(-1).view(np.uint8).data)
@@ -224,4 +226,5 @@ def write_layout(folder: Path, source: Source) -> None:
         (folder / "split" / "time" / f"{split}.csv.gz").write_bytes(packed)
     # without this file ogb asks on the terminal whether to update
     (folder / "RELEASE_v1.txt").touch()
+    # the last classes may have no labelled node
     (folder / DESCRIPTION).write_text(f"num_classes: {source.num_classes}\n")

@@ -93,8 +93,8 @@ def _attributes(data: Any) -> dict[str, Any]:
 def _only_graph(data: Any) -> Any:
     """Return the graph of a PyG data set, or of the tuple that one saves; other `data` as it is."""
     if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[1], Mapping | None):
-        # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices). For each
-        # attribute, `slices` has where each graph begins, and the end; None stands for one graph.
+        # PyG saves (attributes, slices, class), before version 2.3 (Data, slices). For an attribute
+        # `slices` has where each graph begins, and the end (HeteroData: maps). None is one graph.
         offsets = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]
         count = max((len(ends) - 1 for ends in offsets), default=1)
     elif hasattr(data, "processed_dir"):  # a PyG data set

@@ -63,7 +63,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     if size.stored == "store":  # a conversion still to come can add reverse edges
         check_direction(size, config.undirected)
     hops = config.policy.hops(config)  # None: the policy samples edges
-    if hops is not None and size.hops not in (None, hops):
+    if hops is not None and size.hops not in (None, hops):  # None: a graph, propagated first
         raise InputError(
             f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
         )
@@ -78,9 +78,7 @@ def check_trainable(size: GraphSize, config: TrainConfig) -> None:
     check_store(size, config)
     _refuse_targets(size)
     if not size.num_seeds["train"]:
-        raise InputError(
-            f"{config.dataset}: expected nodes in the train split to train on, found none"
-        )
+        raise InputError(f"{config.dataset}: expected nodes in the train split, found none")
     if (config.early_stopping or config.keep == "best") and not size.num_seeds["valid"]:
         name = "early_stopping" if config.early_stopping else "keep=best"
         raise InputError(

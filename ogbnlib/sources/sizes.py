@@ -14,7 +14,7 @@ KNOWN = {
     size.name: size
     for size in (
         GraphSize(
-            *("ogbn-arxiv", 169_343, 1_166_243, 128, 40),
+            *("ogbn-arxiv", 169_343, 1_166_243, 128, 40),  # name, nodes, edges, features, classes
             {"train": 90_941, "valid": 29_799, "test": 48_603},
         ),
         GraphSize(
@@ -39,8 +39,7 @@ _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d+)?) ?([kmbg]?)", re.IGNORECASE)
 
 
 def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
-    """Remove the sizes of a graph, such as num_nodes=30M, from a plan's parameters, and return them;
-    None without any.
+    """Take sizes of a graph, such as num_nodes=30M, out of a plan's parameters; None without any.
 
     Raises:
         InputError: a size is missing or is no number such as 30M, or `dataset` is also a parameter.
@@ -69,6 +68,6 @@ def _number(name: str, value: object) -> int:
     if match is not None:
         digits, unit = match.groups()
         number = float(re.sub("[_,]", "", digits)) * _UNITS[unit.lower()]
-        if least <= number <= 2**48 and round(number) == number:
+        if least <= number <= 2**48 and round(number) == number:  # a float is exact up to 2**53
             return round(number)
     raise InputError(f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}")

@@ -74,7 +74,7 @@ class Source:
     options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files that changed since they were opened; no checksum reveals mixed data."""
+        """Refuse files changed since opening; no checksum shows a mix of old and new data."""
         for file, before in self.stamps:
             # size, time and inode, without `changed_ns`, which a new mode or link changes, too
             if not file.exists() or stamp(file)[:3] != before[:3]:
@@ -165,7 +165,7 @@ def from_store(store: Store) -> Source:
         edge_chunks=edge_chunks,
         x_chunks=lambda: (store.decode(part) for _, part in store.chunks("x", checked=True)),
         label_chunks=lambda: (part for _, part in store.chunks("y", checked=True)),
-        read_splits=lambda: dict(store.splits),
+        read_splits=lambda: dict(store.splits),  # a copy, since the caller may change it
         node_names=lambda: (
             None
             if names is None

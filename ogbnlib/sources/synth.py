@@ -215,7 +215,7 @@ def _class_means(random: np.random.Generator, num_classes: int, num_features: in
     return latent @ axes.T
 
 
-class _CitationGraph:
+class _CitationGraph:  # its methods draw the chunks and splits of a `Source`
     def __init__(
         self,
         num_nodes: int,
@@ -271,9 +271,9 @@ class _CitationGraph:
         for number, (name, size) in enumerate(self._split_sizes.items()):
             begin, end = (int(part * num_papers) for part in _PERIODS[name])
             # `size` bins of the period, [size + 1]; one paper is drawn from each
-            edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
+            bounds = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
             draw = np.random.default_rng([int(self._tables.keys[8]), number])
-            times = draw.integers(edges[:-1], edges[1:])  # papers' numbers in time within the field
+            times = draw.integers(bounds[:-1], bounds[1:])  # numbers in time within the field
             # block b of the field is block b * num_fields of the graph
             times += times // BLOCK * BLOCK * (self._num_fields - 1)
             splits[name] = np.sort((times * multiplier + shift) % self.num_nodes)
@@ -407,7 +407,7 @@ def prepare_dataset(
 def _synthetic_store(data_dir: Path, scale: float, seed: int, undirected: bool) -> Store:
     path = data_dir / f"synthetic-{scale:g}-seed{seed}{'-undirected' * undirected}.store"
     if not is_store(path):
-        with made_once(path, lambda: None):
+        with made_once(path, check=lambda: None):  # nothing ends the wait early
             if not is_store(path):  # another process may have made it meanwhile
                 print(f"{path}: generating it, once")
                 synthesize_store(path, scale, seed, undirected=undirected)

@@ -191,7 +191,7 @@ class _FeatherTable(Table):
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         # other columns are not decompressed
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(map(self.names.index, columns)))
+        options = pa.ipc.IpcReadOptions(included_fields=[*map(self.names.index, columns)])
         batches = pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
         for batch in map(batches.get_batch, range(batches.num_record_batches)):
             for begin in range(0, batch.num_rows, rows):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from ogbnlib import InputError, convert, open_store
 from ogbnlib.__main__ import app
 from ogbnlib.sources.convert import open_source
+from ogbnlib.sources.description import Options
 
 N, E = 40, 300
 ROLES = """\
@@ -57,6 +58,7 @@ WRONG = {
     "undirectd: true": "line 1: unknown option 'undirectd': did you mean 'undirected'",
     "undirected: yes": "line 1: undirected: expected true or false, got 'yes'",
     "feature_dtype: float8": "feature_dtype: expected float16 or float32 or int8",
+    "feature_dtype: Float16": "feature_dtype: expected float16 .*, got 'Float16'",
     "files: [a, b]": "line 1: .*files:",
     "undirected: true\nundirected: true": "line 2: .*undirected again",
     "files: {cites.cvs: left out}": "line 1: .*cites.cvs: .*; did you mean 'cites.csv'",
@@ -80,6 +82,11 @@ def test_a_wrong_line_is_named_with_the_nearest_name(folder: Path, text: str) ->
     with pytest.raises(InputError, match=WRONG[text]) as error:
         open_source(folder)
     assert str(folder) in str(error.value)
+
+
+def test_a_flag_in_python_is_no_text() -> None:
+    with pytest.raises(InputError, match="undirected: expected true or false, got 'false'"):
+        Options(undirected="false")  # type: ignore[arg-type]
 
 
 def test_a_draft_is_complete_and_converts_when_edited(folder: Path, tmp_path: Path) -> None:

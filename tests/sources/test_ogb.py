@@ -104,6 +104,7 @@ def read_all(path: Path) -> None:
 BAD_MEMBERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no node_feat": ("data", {"node_feat": None}, "node_feat"),
     "edge beyond the last node": ("data", {"edge_index": np.array([[0, 1], [2, N]])}, "edge 1"),
+    "edges without a shape": ("data", {"edge_index": np.array(1)}, r"shapes \(\), "),
     "columns": ("data", {"node_feat": np.ones((N, F), order="F")}, r"expected rows \(C order\)"),
     "pickled": ("data", {"node_feat": np.array([None])}, "node_feat: .*pickled"),
     "other length": ("data", {"node_feat": np.ones((N - 1, F))}, "arrays of 39 nodes"),
