@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import format_bytes
 from ..files import write_all
 
-DROP_BYTES = 32 * 2**20  # most bytes of a file that are written but not yet on disk; of one write
+DROP_BYTES = 32 * 2**20  # most bytes of a file not yet on disk, and of one write
 
 
 class Stream(io.FileIO):
@@ -41,7 +41,7 @@ class Stream(io.FileIO):
 
     def drop(self) -> None:
         """Write everything to disk and drop it from the page cache."""
-        os.fdatasync(self.fileno())
+        os.fdatasync(self.fileno())  # first, because only clean pages can be dropped
         os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dirty_bytes = 0
 

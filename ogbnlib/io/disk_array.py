@@ -69,7 +69,7 @@ def _pick(words: Array, first: int, index: Array, order: Array, stride: int, out
         i = order[e]
         at = (index[i] - first) * stride
         for w in range(out.shape[1]):
-            out[i, w] = words[at + w]
+            out[i, w] = words[at + w]  # may overwrite index[i], see `DiskArray.read`
 
 
 @kernel

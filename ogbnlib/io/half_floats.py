@@ -36,11 +36,11 @@ def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
         word = ir.IntType(32)
         bits = builder.bitcast(arguments[0], word)
         odd = builder.and_(builder.lshr(bits, word(16)), word(1))  # last bit of the upper half
-        # just under half of what that bit is worth, and on a tie its own value, round up by carry
+        # carries into that bit if the lower half is over 0x8000, or is 0x8000 and the bit is odd
         bits = builder.add(bits, builder.add(odd, word(0x7FFF)))
         is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
         # else the sum could turn a NaN into an infinity or a zero
-        bits = builder.select(is_nan, word(0x7FC00000), bits)
+        bits = builder.select(is_nan, word(0x7FC00000), bits)  # the usual quiet NaN
         return builder.trunc(builder.lshr(bits, word(16)), ir.IntType(16))  # the upper half
 
     return like(types.float32, like), narrow

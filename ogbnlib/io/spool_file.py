@@ -104,11 +104,11 @@ class SpoolFile(Stream):
         row_items = math.prod(shape[1:])
         size = shape[0] * row_items * dtype.itemsize
         zero_bytes = num_zero_rows * row_items * dtype.itemsize
-        begin = whole_blocks(zero_bytes)  # O_DIRECT fills whole blocks: zeros end where they begin
+        begin = whole_blocks(zero_bytes)  # zeros end where a block begins, as O_DIRECT needs
         buffer = block_buffer(begin + size)  # anonymous memory, so zeros
         with _disk_errors(self.folder):
             if read_blocks(self.fileno(), buffer[begin:], offset, size) is None:
                 raise OSError(errno.EIO, "temporary file ends early", self.name)
-        os.posix_fadvise(self.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(self.fileno(), offset, size, os.POSIX_FADV_DONTNEED)  # if not O_DIRECT
         count = (num_zero_rows + shape[0]) * row_items
         return np.frombuffer(buffer, dtype, count, begin - zero_bytes).reshape(-1, *shape[1:])

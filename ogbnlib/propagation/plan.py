@@ -9,15 +9,13 @@ from ..forecast.run_forecast import HopPlan
 from ..graph.store import GraphSize, Store
 from ..sources.resolve import check_store
 
-# Used for the minutes only: a 2-core machine with an NVMe-like disk. An edge is a memory read that
-# misses all caches.
+# for the minutes only: a 2-core machine with an NVMe-like disk
 _BYTES_PER_S = 1.2e9
-_EDGES_PER_S = 25e6
+_EDGES_PER_S = 25e6  # an edge is a memory read that misses all caches
 KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
 # In addition, if no kernel is in the cache yet: the peak was 717 MB where 643 MB were planned.
 COMPILING_BYTES = 80 * MB
-# One more than the cores: while one thread waits for the disk, the others compute.
-THREADS = min(8, len(os.sched_getaffinity(0))) + 1
+THREADS = min(8, len(os.sched_getaffinity(0))) + 1  # one waits for the disk, the others compute
 # Share of the memory still available to a process that a propagation plans to use; `usable_bytes`
 # would leave too little of small limits for its buffers.
 OWN_SHARE = 0.95
@@ -45,8 +43,8 @@ def fixed_bytes(size: GraphSize, hops: int) -> int:
 
 
 def columns_room(left_bytes: int, fixed: int) -> int:
-    """Return the bytes for columns, out of `left_bytes` that a process may still use, beside
-    `fixed` bytes and `COMPILING_BYTES`, at most half of the rest."""
+    """Return the bytes for columns, of the `left_bytes` that a process may still use: beside
+    `fixed` bytes, the rest without `COMPILING_BYTES`, but at least half of the rest."""
     room = left_bytes - fixed
     return room - min(COMPILING_BYTES, room // 2)
 
@@ -84,10 +82,10 @@ def plan_hops(
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
     graph = 4 * size.num_edges + 8 * size.num_nodes  # bytes of row and colptr
-    hop_bytes = num_outputs * size.num_features * itemsize  # of the result: the work of one hop
+    hop_bytes = num_outputs * size.num_features * itemsize  # of one hop in the result
     between = sum(reached[:-1]) * size.num_features * itemsize  # bytes of the next hops' input
-    # The first hop reads whole rows for each block of columns, the others only the block's columns.
-    # Before that, everything is read once.
+    # The first hop reads whole rows for each block of columns; later hops read files of columns.
+    # The survey before them reads the features once, and the graph about once per hop.
     features = size.num_nodes * size.num_features * size.feature_itemsize
     read = (-(-size.num_features // widths[0]) + 1) * features
     read += (num_passes + max(1, hops - 1)) * graph

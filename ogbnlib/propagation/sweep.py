@@ -44,7 +44,7 @@ class _Slice(NamedTuple):
 
 
 @kernel
-def _row_of(rows: _Rows, node: int) -> int:
+def _row_of(rows: _Rows, node: int) -> int:  # its rank in the set; its id without a set
     return node if len(rows.words) == 0 else rank(rows.words, rows.word_ranks, node)
 
 
@@ -171,7 +171,7 @@ class Edges:
         return self._colptr.rows(first, min(end, self.num_nodes) + 1, np.dtype("<i8")).copy()
 
     def _pieces(self, ptr: Array) -> Iterator[tuple[int, Array]]:
-        # (number of the first edge, sources of the edges); at least one piece, which may be empty
+        # (first edge's number, sources); without edges one empty piece, so that means are set
         dtype = np.dtype(self.store.files["row"].dtype)
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)

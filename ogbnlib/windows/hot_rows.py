@@ -49,7 +49,7 @@ class HotRows:
 
     def __init__(self, members: NodeSet, num_features: int, dtype: np.dtype[np.generic]) -> None:
         self._members = members
-        self.ids = members.members()  # int32 or int64, ascending
+        self.ids = members.members()  # int32 or int64, ascending; also computes the ranks
         self.rows = np.empty((len(self.ids), num_features), dtype)  # of these nodes
 
     @classmethod
@@ -66,7 +66,7 @@ class HotRows:
         freed on return."""
         visits = np.zeros(num_nodes, np.uint8)  # windows with each node
         for ids in windows:
-            visits[ids] += visits[ids] < MOST_VISITS
+            visits[ids] += visits[ids] < MOST_VISITS  # a uint8 would overflow above
         row_bytes = num_features * dtype.itemsize + ID_BYTES
         room = max(0, (room_bytes - node_set_bytes(num_nodes)) // row_bytes)  # nodes that fit
         # counts[v]: nodes with v visits; none has 256, so the search below always finds a number
@@ -74,7 +74,7 @@ class HotRows:
         for begin in range(0, num_nodes, _COUNTED_NODES):
             counts += np.bincount(visits[begin : begin + _COUNTED_NODES], minlength=len(counts))
         at_least = np.cumsum(counts[::-1])[::-1]  # at_least[v]: nodes with v visits or more
-        fewest = max(2, int(np.argmax(at_least <= room)))  # all of these nodes fit
+        fewest = max(2, int(np.argmax(at_least <= room)))  # nodes with so many visits all fit
         # the rest of the room is for some nodes with one visit less, if these have two at least
         spare = room - int(at_least[fewest]) if fewest > 2 else 0
         members = NodeSet(num_nodes)

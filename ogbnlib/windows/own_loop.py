@@ -39,7 +39,7 @@ def _available_bytes(memory_limit: str | int | None) -> int:  # left to use, wit
             f"memory_limit: expected more than the {format_bytes(used)} that this process already "
             f"uses, got {format_bytes(limit)}"
         )
-    return min(available, max(0, usable_bytes(limit) - used))
+    return min(available, max(0, usable_bytes(limit) - used))  # 5 % of it, or 60 MB, stay free
 
 
 def _choose_windows(loader_pass: Pass, order: EpochSampler, available: int) -> Windows:
@@ -49,7 +49,7 @@ def _choose_windows(loader_pass: Pass, order: EpochSampler, available: int) -> W
     reserved = per_batch_bytes * num_queued(per_batch_bytes) + available // 4
     loader_pass = replace(
         loader_pass,
-        own_batches=-(-len(order) // loader_pass.config.batch_size),  # as a sampler may repeat
+        own_batches=-(-len(order) // loader_pass.config.batch_size),  # `order` may be a sampler's
         sharers=ranks,
         reserve=(reserved, reserved),  # beside windows, and beside the page cache
     )
@@ -104,8 +104,7 @@ def loader(
     """
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
-    # a sampler decides the order, and each epoch has new neighbors
-    shuffle = shuffle or sampler is not None
+    shuffle = shuffle or sampler is not None  # with a sampler, epochs have new neighbors
     config = TrainConfig.create(  # checks the values
         dataset=store.path,
         loading="store",
@@ -135,7 +134,7 @@ def loader(
     split = split_name(nodes) if isinstance(nodes, str) else "train"  # decides the random stream
     labels = torch.from_numpy(store.y[ids])
     available = _available_bytes(memory_limit)  # beside ids and labels, which are in memory now
-    store.advise_random()
+    store.advise_random()  # mapped rows are read in no order: no read-ahead
     windows = _choose_windows(Pass.over(config, store, split, order.shuffle, ids), order, available)
     # if the store fits into memory; one rank reads it for its whole node
     if shuffle and windows.window_batches is None and launch().local_rank == 0:
@@ -162,5 +161,5 @@ def loader(
         persistent_workers=config.persistent_workers,
         **worker_arguments(config.num_workers),
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(config.seed),
+        generator=torch.Generator().manual_seed(config.seed),  # leaves torch's global one alone
     )

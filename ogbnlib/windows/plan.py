@@ -33,8 +33,7 @@ WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # in memory: seeds and sizes of a batch in a spool
 ID_BYTES = 12  # for each hot row: its id, here and in the list of rows to read
 MOST_VISITS = 255  # windows that visit a node are counted up to this number, the largest uint8
-# shares of the working memory to try for hot rows
-_HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+_HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)  # tried, of the working memory
 
 
 def _packed_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
@@ -52,14 +51,13 @@ def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
     peak = nodes = edges = 0  # nodes and edges so far
     num_edges = sizes.trained_edges(loader_pass.size, loader_pass.config.undirected)
     place_bytes = 4 if num_edges < 2**32 else 8  # position of an edge in `row`: uint32 or int64
-    # The nodes that the last hop reaches are appended later, when a window is packed.
-    appended = [*batch.hop_nodes[1:-1], 0]
+    appended = [*batch.hop_nodes[1:-1], 0]  # 0: packing a window appends those of the last hop
     # a hop expands the frontier, the nodes that the hop before reached
     for frontier, reached, new in zip(batch.hop_nodes, appended, batch.hop_edges, strict=False):
         nodes += frontier
         step = max(
-            36 * frontier,  # read two offsets for each node
-            24 * frontier + (place_bytes + 4) * new,  # choose edges: their places and targets
+            36 * frontier,  # read offsets: ids 8, two offsets 16, order 4, and 8 to spare
+            24 * frontier + (place_bytes + 4) * new,  # choose edges: places, targets
             (2 * place_bytes + 4) * new,  # read the edges at these places
             8 * (nodes + reached) + (place_bytes + 4) * new,  # copy all nodes, append new ones
         )
@@ -144,7 +142,7 @@ def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
     step_pass = Pass(loader_pass.config, size, "train", Batches.of(loader_pass.batch))
     model_bytes = model_state_bytes(loader_pass.config, size.num_features, size.num_classes)
     step = sum(step_pass.prefetched().values()) + model_bytes
-    return step, step + sum(step_pass.workers(idle_loaders=1).values())
+    return step, step + sum(step_pass.workers(idle_loaders=1).values())  # 1: an evaluation's
 
 
 def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, available: int) -> Windows:
@@ -166,9 +164,15 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     count = -(-num_batches // num_windows)  # batches of a window, about equal in all
     num_windows = -(-num_batches // count)  # rounding up may have made some unnecessary
     # each window reads the features once, and the graph once per hop
-    first = files["x"] + len(batch.hop_edges) * (files["colptr"] + files["row"])
-    window_size = count * packed_bytes + fixed
-    return Windows(count, window_size, available, num_windows, num_windows * first, first)
+    pass_bytes = files["x"] + len(batch.hop_edges) * (files["colptr"] + files["row"])
+    return Windows(
+        window_batches=count,
+        window_bytes=count * packed_bytes + fixed,
+        available_bytes=available,
+        num_windows=num_windows,
+        moved_bytes=num_windows * pass_bytes,
+        first_bytes=pass_bytes,
+    )
 
 
 class _Spool:
@@ -205,14 +209,14 @@ class _Spool:
         self.sampled_bytes, self.result_bytes = sampled_bytes(loader_pass, batch)
         # Up to 8 large batches, because they have nodes in common: at papers100M's size, 8 batches
         # of [15, 10, 5] x 1024 had 1.12 M distinct nodes, two windows of 4 batches had 1.36 M.
-        small = min(memory // 24, WINDOW_BYTES) // self.packed_bytes
-        large = min(8, memory // 12 // self.packed_bytes)
+        small = min(memory // 24, WINDOW_BYTES) // self.packed_bytes  # four windows: a sixth
+        large = min(8, memory // 12 // self.packed_bytes)  # four windows: a third of memory
         self.window_batches = min(self.num_batches, max(1, small, large))
         # the share of a window's rows that is left when each node is counted once
         shared = graph, config.undirected, batch, self.window_batches
         visits = self.window_batches * max(1, batch.num_nodes)
         distinct_share = min(1.0, sizes.shared_nodes(*shared) / visits)
-        self.distinct_share = max(1 / self.window_batches, distinct_share)  # a batch's at least
+        self.distinct_share = max(1 / self.window_batches, distinct_share)  # at least one batch
         self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
         # by number of windows: numbers of hot nodes, and the share of rows that each leaves
@@ -246,12 +250,12 @@ class _Spool:
         """Numbers of structure files to try, descending; the largest leave each file one shard."""
         in_memory = self.working_bytes // 4 // (self.ids_bytes + _SEEDS_BYTES)  # batches of a file
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
-        most = 1 + 2 * (self.run_batches // max(1, min(in_memory, on_disk)))
-        # each number up to about 50, then 2 % more each
+        most = 1 + 2 * (self.run_batches // max(1, min(in_memory, on_disk)))  # twice the need
+        # all small numbers, then steps of about 1 %
         return np.unique(np.geomspace(1, most, 1000).astype(np.int64))[::-1].tolist()
 
     def _cold_share(self, hot_bytes: int, num_batches: int) -> float:
-        # of the rows of `num_batches` batches, the share in shards: once a window, without hot rows
+        # share of the rows of `num_batches` batches that go to shards: once per window, unless hot
         spare = max(0, hot_bytes - node_set_bytes(self.num_nodes))  # beside the set of hot nodes
         num_windows = min(MOST_VISITS, -(-num_batches // self.window_batches))
         num_hot, share_left = self._rows_left(num_windows)
@@ -277,8 +281,8 @@ class _Spool:
         if min(sampled, shard_batches) < self.window_batches:  # no room for one window
             return None
         shards_per_file = -(-file_batches // shard_batches)
-        windows_per_shard = -(-file_batches // shards_per_file // self.window_batches)  # even ones
-        windows_per_shard = min(shard_batches // self.window_batches, windows_per_shard)
+        even_windows = -(-file_batches // shards_per_file // self.window_batches)  # in each shard
+        windows_per_shard = min(shard_batches // self.window_batches, even_windows)  # that fit
         shard_batches = windows_per_shard * self.window_batches
         buffers = 4 * min(CHUNK_BYTES, self.memory_bytes // 64)  # read buffers of a pass's threads
         shards_on_disk = min(2, num_files * shards_per_file)
@@ -298,7 +302,7 @@ class _Spool:
         """Return the batches of one pass over the graph (0 or less: no room), and the memory of both
         passes at its peak."""
         # The pass over the features: the list of rows, and rows on their way to the shard. The
-        # memory of packing may not be free yet. Before, hot rows are chosen by a byte per node.
+        # memory of packing may not be free yet. Choosing hot rows before takes a byte per node.
         rows_bytes = min(self.working_bytes // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)
         lists_bytes = shard_batches * self.ids_bytes + rows_bytes
         filling = self.packing_bytes + max(lists_bytes, self.num_nodes if hot_bytes else 0)
@@ -311,8 +315,8 @@ class _Spool:
             self.most_sampled - -(-resident // self.sampled_bytes),  # while the batches are drawn
             (self.working_bytes - resident - filling) // self.result_bytes,  # while they are packed
         )
-        once = min(file_batches, sampled)  # and four more, in as many threads
-        sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + filling)
+        per_pass = min(file_batches, sampled)  # batches; each of 4 threads samples one more
+        sampling = max((per_pass + 4) * self.sampled_bytes, per_pass * self.result_bytes + filling)
         return sampled, max(resident + sampling, hot_bytes + filling)
 
     def _with_cost(
@@ -367,9 +371,9 @@ class Budget:
     def loaders(
         self, train: Pass, evaluations: Mapping[str, Pass]
     ) -> tuple[Windows, dict[str, Windows]]:
-        """Return the windows of the training loader, and of the evaluations, by split, whose
-        windows stay on disk between them: all of these if they take at most a third of the space
-        and training has its windows there too, else none."""
+        """Return the windows of the training loader, and by split those of evaluations that stay
+        on disk from one evaluation to the next: of all evaluations if these windows take at most a
+        third of the disk space and training has windows on disk too, else of none."""
         memory = self.bytes_beside()
         third = self.disk_bytes // 3
         chosen = {

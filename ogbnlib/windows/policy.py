@@ -29,7 +29,7 @@ class StoreLoaders(DiskLoaders):
     has its seeds, their labels, and the batches that are ready or being prepared."""
 
     @classmethod
-    def phases(cls, run: Ledger) -> None:
+    def phases(cls, run: Ledger) -> None:  # writes them into the ledger
         cls._forecast(run)
         if asked_bytes() == "auto":
             smallest = Ledger(run.config, run.size, 0)  # without memory: windows of one batch
@@ -98,9 +98,8 @@ class StoreLoaders(DiskLoaders):
             if windows.spooling is None:
                 largest = loader_pass.batches.largest
                 sampling, result = sampled_bytes(loader_pass, largest)
-                # When a window is packed, its nodes are copied (int64).
+                # packing copies a window's nodes (int64); the store is read into three buffers
                 samples = batches * max(sampling, result + 8 * largest.num_nodes)
-                # the store is read into three buffers
                 parts["window being prepared"] = samples + 3 * read_bytes(windows.available_bytes)
             elif spools:
                 parts["pass for the spool"] = windows.spooling.working_bytes
@@ -128,7 +127,7 @@ class StoreLoaders(DiskLoaders):
                 split: self._pass(split, training=False)
                 for split in STREAM
                 # evaluated in this run, and this rank has seeds of that split
-                if self.config.num_evaluations(split) and len(self._order(split, False))
+                if self.config.num_evaluations(split) and len(self._order(split, shuffle=False))
             }
             windows, on_disk = self.budget.loaders(self._pass("train", training=True), evaluations)
             evals = {split: self._loader(split, chosen) for split, chosen in on_disk.items()}

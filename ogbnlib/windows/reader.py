@@ -45,8 +45,7 @@ class WindowReader:
         self.store = store
         self.preparation = preparation
         self.windows = preparation.windows  # replaced by windows in memory once the disk is full
-        # once this is set, the running pass ends at its next read
-        self.abandoned = threading.Event()
+        self.abandoned = threading.Event()  # once set, the running pass ends at its next read
         self._order = order
         self._sampler = sampler
         self._nodes = nodes
@@ -72,7 +71,7 @@ class WindowReader:
     def seeds(self, cursor: Cursor) -> Seeds:
         """Return the seeds of the window at `cursor`."""
         epoch, start, begin = cursor
-        end = begin + self._batch_size * (self.windows.window_batches or 1)
+        end = begin + self._batch_size * (self.windows.window_batches or 1)  # `or`: for mypy
         positions = self._order.share(epoch, start)[begin:end]  # int64, among `nodes`
         # a copy, because a view would keep the whole order in memory
         batches = torch.split(positions.clone(), self._batch_size)

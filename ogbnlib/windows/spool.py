@@ -67,8 +67,7 @@ class _StoredWindow(NamedTuple):
         self.file.put(rows.reshape(-1).data, self.offset + first * rows.shape[1])
 
 
-# the windows of a structure file, or of a feature shard, in the order of use
-Shard = dict[Cursor, _StoredWindow]
+Shard = dict[Cursor, _StoredWindow]  # of a structure file or feature shard, in the order of use
 
 
 def without_frames(work: Callable[..., Result], *arguments: object) -> Result:
@@ -171,7 +170,7 @@ class Spool:
         if cursor not in self._structure:  # the structure file is used up, or there is none yet
             evaluations = self._evaluations
             self._evaluations = ()
-            if not self._shard:  # memory may lack room for hot rows and the samples of one file
+            if not self._shard:  # after a jump: memory may lack room for old hot rows and samples
                 self._hot = None
             self._sample([self, *evaluations], cursor)
         hot = self._hot
@@ -181,8 +180,7 @@ class Spool:
         shards = [self._picked(cursor, hot), *(spool._structure for spool in evaluations)]
         recorded, *eval_shards = map(self._with_room, shards)
         self._read_features([recorded, *eval_shards], unread)
-        # set only now, because an abandoned pass leaves rows out
-        self._hot = hot
+        self._hot = hot  # only now, because an abandoned pass leaves rows out
         for spool, shard in zip(evaluations, eval_shards, strict=True):
             spool._shard = shard
         return recorded
@@ -195,7 +193,7 @@ class Spool:
             self._store.feature_dtype,
             self._spooling.hot_bytes,
         )
-        malloc_trim()  # the rows go into the memory that the samples had
+        malloc_trim()  # frees the memory of the samples, before the rows fill theirs
         return chosen
 
     def _picked(self, cursor: Cursor, hot: HotRows | None) -> Shard:
@@ -217,12 +215,12 @@ class Spool:
             batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            # Both are expected, and times `batches`, to stay in integers.
-            all_rows = rows * total  # of these and all later windows
-            shard_rows = room * nodes  # that fit into a shard
+            # Estimates from the means per batch so far, without the division by `batches`:
+            all_rows = rows * total  # / batches: rows of these and all later windows
+            shard_rows = room * nodes  # / batches: rows that fit into a shard
             num_shards = -(-all_rows // shard_rows)  # 0 if all rows are hot
-            is_full = rows * batches > shard_rows
-            # the windows before this one already have an even share of all rows
+            is_full = rows * batches > shard_rows  # rows > shard_rows / batches
+            # the windows before have an even share: rows_before >= all_rows / batches / num_shards
             has_share = rows_before * batches * num_shards >= all_rows
             if shard and num_shards and (is_full or has_share):
                 break
@@ -264,7 +262,7 @@ class Spool:
             while following is not None:
                 seeds = spool._seeds(following)
                 room -= len(seeds.ids)
-                # the file is full; evaluations have room for all, and each file for one window
+                # full; each file has at least one window, and that of an evaluation has all
                 if spool is self and room < 0 and following != cursor:
                     break
                 yield spool, file, following, seeds
@@ -302,7 +300,7 @@ class Spool:
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
         for target, begin, end in zip(targets, bounds, bounds[1:], strict=False):
             index[begin:end] = target.ids if isinstance(target, HotRows) else target.cold_ids()
-        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # as in `_passes`
+        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # as in `plan`
         x.sweep(index, bounds, buffer_bytes, lambda at, first, rows: targets[at].put(first, rows))
         for file in filter(None, {stored.file for stored in windows}):  # all have one
             file.finish()

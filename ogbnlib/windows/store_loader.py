@@ -69,7 +69,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         if batches is not None:
             for name in ("sampler", "batch_size", "drop_last"):
                 arguments[name] = getattr(batches, name)
-        if not isinstance(arguments["sampler"], EpochSampler):
+        if not isinstance(arguments["sampler"], EpochSampler):  # such as Lightning's own
             drop_last = arguments.get("drop_last", False)
             arguments["sampler"] = BorrowedOrder(
                 arguments["sampler"], arguments["batch_size"], drop_last, node_sampler.seed
@@ -199,7 +199,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         batch all sources, then all targets) and hops of the batches from `begin` to `end`.
         """
         begin = 0
-        size = 1  # doubled up to what `queue` allows, so that the first batch comes soon
+        size = 1  # batches; doubled up to what `queue` allows, so that the first one comes soon
         while begin < count:
             end = min(begin + size, count)
             positions, rows, n_id, edges, hops = draw(begin, end)
@@ -288,8 +288,7 @@ def _prefetch(
             while len(futures) < group.ahead + 1:  # one more is being drawn by the thread
                 futures.append(thread.submit(next, groups, end))
             batches = _batches_of(group)[::-1]
-            # keep no reference to a batch that is handed out: the user may move it to a GPU
-            del group
+            del group  # a batch that is handed out may go to a GPU: keep no reference to it
             while batches:
                 yield batches.pop()
     except BaseException:  # `GeneratorExit` if the caller left early

@@ -119,7 +119,7 @@ class Sampled:
     nodes are missing.
     """
 
-    row: DiskArray
+    row: DiskArray  # the store's, for its number of edges and for errors
     num_nodes: int  # of the graph
     nodes: Array  # int64, each batch's global ids, seeds first, then hop by hop
     bounds: Array  # int64 [batches + 1], first node of each batch
@@ -159,8 +159,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
             _in_threads(Sampled.grow, sampled)
         places, targets, bounds = _choose_edges(hop, windows, sampled, spans, colptr)
         dtype = np.dtype(f"i{row.row_bytes}")
-        # reuse the memory of the places if their items are as large
-        is_same = places.itemsize == dtype.itemsize
+        is_same = places.itemsize == dtype.itemsize  # then reuse the memory of the places
         neighbors = places.view(dtype) if is_same else np.empty(len(places), dtype)
         row.read(places, neighbors)  # global ids of the sources
         del places  # frees it if the neighbors are in memory of their own
@@ -218,7 +217,7 @@ def _choose_edges(
                 targets[edges],
             )
 
-    _in_threads(choose, *zip(*spans, strict=True))  # one window per thread
+    _in_threads(choose, *zip(*spans, strict=True))  # a call for each window
     return places, targets, bounds
 
 
@@ -248,7 +247,7 @@ class Window:
         """
         sampled.grow()
         distinct = NodeSet(sampled.num_nodes, sampled.nodes)
-        ids = distinct.members()
+        ids = distinct.members()  # first, as it also computes the ranks
         slots = distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
         hop_nodes = np.transpose(sampled.hop_nodes)  # [batches, hops + 1]
         hop_edges = np.transpose([np.diff(hop.bounds) for hop in sampled.hop_edges])
@@ -281,16 +280,16 @@ class Window:
 
 def compile_kernels(num_neighbors: Sequence[int]) -> None:
     """Compile the policies' kernels, or load them from disk: a few seconds once, and 60 MB of LLVM
-    in every process. They run on a graph of one node, so that later phases show the data alone."""
+    in every process. A phase of its own, on a one-node graph: later phases show the data alone."""
     empty = np.empty(0, np.int64)
     offsets = np.zeros(2, np.int64)
     node = np.zeros(1, np.int64)
-    restore_input_order(offsets, empty, empty)
+    restore_input_order(offsets, empty, empty)  # for loaders with PyG's own CSC
     for dtype in (np.int32, np.int64):  # of `row`
         no_ids = empty.astype(dtype)
         column = np.empty(1, np.float32)
         decode_rows(np.empty((1, 1), np.int8), no_ids, column, column, column.reshape(1, 1))
-        sampler = CSCSampler(offsets, no_ids, num_neighbors)
+        sampler = CSCSampler(offsets, no_ids, num_neighbors)  # compiles `sample_all`
     with tempfile.NamedTemporaryFile() as file:  # zeros are a graph of one node without edges
         file.write(bytes(BLOCK))
         file.flush()
