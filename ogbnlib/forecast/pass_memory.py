@@ -155,7 +155,7 @@ class Pass:
         }
 
     def step(self) -> dict[str, int]:
-        """Memory of the trainer: a batch, and the larger of a step and of sampling another batch."""
+        """Memory of the trainer: a batch, and the larger of a step and the next one's sampling."""
         batch, widened, activations = self._largest()
         sampling = sizes.sampling_bytes(self.batches.largest)
         return {BATCH: batch, STEP: max(activations + widened, sampling)}
