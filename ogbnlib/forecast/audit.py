@@ -1,5 +1,5 @@
-"""Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill,
-none that `plan` would refuse."""
+"""Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill:
+settings that `plan` calls FITS, or a larger limit."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -56,7 +56,7 @@ def _graph_of_run(
             raise
         # the fields with which the event was written
         return GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]
-    # The propagated features exist by now. By sizes alone, a forecast makes them, as the run did.
+    # With a store, `predict` would skip `propagate`, as the propagated features exist by now.
     return graph.size if isinstance(graph, Store) and PROPAGATE in phases else graph
 
 
@@ -70,8 +70,8 @@ def audit(
     run did not reach.
 
     Args:
-        measured: Peak by phase name, "" between phases.
-        event: The run's `dataset`; without it, the size is read from the data set's files.
+        measured: Peak in bytes by phase name, "" between phases.
+        event: The run's event `dataset`, for the size if the data set's files are gone.
     """
     try:
         size = _graph_of_run(config, event, measured)
@@ -94,12 +94,13 @@ def audit(
     }
 
 
-# In these phases only Python, torch and kernels are in memory; "" is the time between phases.
+# In these phases only Python, torch and kernels are in memory; "" is the time before the first.
+# The peak measured between later phases, also "", may include data and is not compared.
 _BEFORE_DATA = ("", "open", "compile kernels")
 
 
 def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tuple[Action, ...]:
-    """The smallest changes that fit the limit that ended a run, and the smallest limit."""
+    """Actions after a kill: the smallest changes that fit its limit, and the smallest limit."""
     growth = record.growth
     if growth and growth.verdict == "climbs":  # no setting helps against a leak
         return (Action("find leak", {"slope_bytes": growth.slope_bytes}),)
@@ -107,11 +108,11 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tupl
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
         if not is_measured(config, size):  # the user's own model, whose step is unknown here
             return (Action("try model", {"model": config.model}),)
-        forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
-        unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
+        limit_bytes = killed.left_bytes  # the part that other processes leave to this run
+        forecast = predict(config, size, memory_limit_bytes=limit_bytes)
+        unforeseen = _unforeseen_bytes(forecast, record, limit_bytes)
         need_bytes = smallest_limit(config, size, unforeseen)
-        changes = _by_change(forecast, size, unforeseen, killed.left_bytes)
-        return (*changes, killed.raised(need_bytes))
+        return (*_by_change(forecast, size, unforeseen, limit_bytes), killed.raised(need_bytes))
     except (InputError, OSError) as error:  # the data set is gone, or damaged
         return (Action("name data", {"error": str(error)}),)
 
@@ -134,8 +135,8 @@ def _by_change(
 
 
 def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
-    """The most memory that any phase of a run took beyond its forecast; that of the kill took at
-    least the whole limit."""
+    """The most bytes that any phase took beyond its forecast. The phase of the kill needed
+    at least the limit, whatever was sampled before."""
     expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES) | {
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }

@@ -21,11 +21,11 @@ from ..graph.store import GraphSize, Store, open_store
 # whichever is reached first; at least one group waits.
 QUEUE_BATCHES = 4
 QUEUE_BYTES = 256 * 2**20
-# Limits of a group, batches drawn together: 11 of [3, 2] x 128; above, malloc asks Linux each time
+# Limits of a group, batches drawn together: 11 of [3, 2] x 128. Above 4 MiB malloc calls mmap.
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
-# Most edges that the kernel draws at one hop: 0.7 s, or 50,000 random reads a second of a graph that
-# may not be in memory. A batch of [15, 10, 5] x 1024 with reverse edges has 0.7 million.
+# Most edges that the kernel draws at one hop: 0.7 s; of a cold graph 5 s, at 50,000 random reads a
+# second. A batch of [15, 10, 5] x 1024 with reverse edges has 0.7 million.
 _EDGES = 2**23
 _COLD_EDGES = 2**18
 _COLD_BYTES = 2**31  # a larger graph is cold: it may not be in memory
@@ -42,11 +42,10 @@ _HEAVIEST = 2
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Nodes discovered (seeds first) and edges sampled at each hop: expected values or those of a
-    drawn batch."""
+    """Numbers of nodes discovered and edges sampled at each hop, expected or of a drawn batch."""
 
     hop_nodes: tuple[int, ...]  # seeds, then new nodes of each hop
-    hop_edges: tuple[int, ...]  # one number less
+    hop_edges: tuple[int, ...]  # of each hop: one number fewer than `hop_nodes`
     is_extrapolated: bool = False  # from a part of the batch that was drawn
 
     @property
@@ -58,7 +57,7 @@ class BatchShape:
         return sum(self.hop_edges)
 
     @property
-    def num_rows(self) -> int:  # of a layer: one for each node and each edge; measures its work
+    def num_rows(self) -> int:  # a measure of work: a layer computes a row for each node and edge
         return self.num_nodes + self.num_edges
 
 
@@ -86,7 +85,7 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
 
 def queue(bytes_each: int) -> tuple[int, int]:
     """Number of batches of `bytes_each` drawn together as a group, and of groups in a queue."""
-    bytes_each = max(1, bytes_each)
+    bytes_each = max(1, bytes_each)  # a divisor
     together = max(1, min(GROUP_BATCHES, GROUP_BYTES // bytes_each))
     groups = min(QUEUE_BATCHES // together, QUEUE_BYTES // (together * bytes_each))
     return together, max(1, groups)
@@ -96,7 +95,7 @@ def num_queued(bytes_each: int, num_left: int = 3 * GROUP_BATCHES) -> int:
     """Most batches of `bytes_each` that wait while one is in use, if `num_left` are left: in the
     queue, in the thread that fills it, and in the group of the batch in use."""
     together, groups = queue(bytes_each)
-    return min(together * (groups + 2) - 1, num_left)
+    return min(together * (groups + 2) - 1, num_left)  # 47 at most: the default is no bound
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     if drawn is None:
         return None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
-    # standard deviations for 10,000.
+    # standard deviations for 10,000, and never less than 1.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
     hop_nodes = [shape.hop_nodes for shape in drawn.shapes]
     hop_edges = [shape.hop_edges for shape in drawn.shapes]
@@ -225,7 +224,7 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
-    # seeds of all batches of an evaluation, or of `count` random ones; `choice` copies no ids
+    # seeds of all batches of an evaluation, whatever `count` is, or of `count` random ones
     size = draw.num_seeds
     if not draw.training:
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
@@ -256,7 +255,7 @@ def _sample(
         np.asarray(store.colptr),
         np.asarray(store.row),
         seeds,
-        len(seeds),
+        len(seeds),  # batch size: one batch has them all
         np.array(num_neighbors, np.int64),
         np.array([key], np.uint64),
         not draw.training,  # an evaluation draws the same neighbors for a node at all hops
@@ -288,8 +287,8 @@ def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
 
 
 def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
-    """The edges of each batch, or of the first ones in bounded time, up to the last hop that takes
-    all neighbors; of that hop only degrees are read."""
+    """Number of edges of each batch up to the last hop that takes all neighbors, of which only
+    degrees are read. Ends after `_COUNTED_EDGES`, or at a batch that is too large to draw."""
     counts = list[int]()
     num_read = 0  # edges, and offsets of nodes
     fan_outs = draw.num_neighbors[: _last_full_hop(draw.num_neighbors)]  # of the hops before it
@@ -298,7 +297,7 @@ def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
         if sampled is None or num_read > _COUNTED_EDGES:
             break
         nodes, shape = sampled
-        frontier = nodes[len(nodes) - shape.hop_nodes[-1] :]  # found last
+        frontier = nodes[len(nodes) - shape.hop_nodes[-1] :]  # found last: all their edges count
         degrees = store.colptr[frontier + 1] - store.colptr[frontier]
         counts.append(shape.num_edges + int(degrees.sum()))
         num_read += shape.num_edges + len(frontier)
@@ -312,7 +311,7 @@ def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> Batch
     times = num_seeds / seeds
     ratio = math.log(times) / math.log(seeds / fewer.hop_nodes[0])  # doublings still to come
     nodes = [
-        count * min(times, (count / max(1, low)) ** ratio)
+        count * min(times, (count / max(1, low)) ** ratio)  # at most in proportion to seeds
         for low, count in zip(fewer.hop_nodes, drawn.hop_nodes, strict=True)
     ]
     # each node keeps its number of edges; the nodes of the last hop have none

@@ -37,7 +37,7 @@ class Machine:
         # speed measured here. An epoch of [15, 10, 5] x 1024 x 256 from RAM took 408 s in fp32 (75
         # GFLOP/s a core), and 131 s in bfloat16 (215).
         of_core = self.flops_per_s if precision == "fp32" else self.bf16_flops_per_s
-        return 0.72 * of_core * min(threads, self.cores) ** 0.8
+        return 0.72 * of_core * min(threads, self.cores) ** 0.8  # 1.74 for two cores
 
     def __str__(self) -> str:
         return (
@@ -56,8 +56,7 @@ def _product() -> float:
     # loop. It reached 60 GFLOP/s here, where products of a hidden layer's size reach 57 to 75.
     a = np.ones((64, 64), np.float32)
     out = a @ a
-    # 64**3 multiplications and as many additions
-    return 2 * 64**3 * _calls_per_s(lambda: np.matmul(a, a, out=out))
+    return 2 * 64**3 * _calls_per_s(lambda: np.matmul(a, a, out=out))  # 2: multiply and add
 
 
 def _calls_per_s(work: Callable[[], object]) -> float:

@@ -65,8 +65,8 @@ def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:
-    """Number of edges trained on: twice those of a directed graph with `undirected`, where 1 to 2 %
-    are repeats and are dropped."""
+    """Number of edges trained on: with `undirected`, twice those of a directed graph. This counts
+    the 1 to 2 % of them that repeat another edge and are dropped."""
     return size.num_edges * (2 if undirected and not size.undirected else 1)
 
 
@@ -80,15 +80,14 @@ def _degree_quantiles(sigma: float) -> tuple[float, ...]:
 def _hit_weights(size: GraphSize, undirected: bool | None, even: bool = True) -> tuple[float, ...]:
     # How often an edge leads to a node of each of 64 equally large groups, relative to the mean.
     if undirected or size.undirected:  # in proportion to degrees
-        return _degree_quantiles(_BOTH_SIGMAS[even])
+        return _degree_quantiles(_BOTH_SIGMAS[even])  # True: the second sigma
     # In a directed citation graph, edges lead to 0.4 of the nodes (26 of 64 groups), as few papers
     # cite back into the recent ones that many seeds share.
     return (64 / 26,) * 26 + (0.0,) * 38
 
 
 def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> float:
-    """Expected number of distinct nodes that `draws` edges lead to: on the high side, for bounds of
-    memory."""
+    """Expected distinct nodes that `draws` edges lead to; on the high side, to bound memory."""
     weights = _hit_weights(size, undirected)
     # of each group, the share of nodes that no edge leads to (Poisson)
     missed = [math.exp(-weight * draws / size.num_nodes) for weight in weights]
@@ -142,7 +141,7 @@ def shared_nodes(
 def rows_left(
     size: GraphSize, undirected: bool | None, batch: BatchShape, num_batches: int, num_windows: int
 ) -> tuple[Array, Array]:
-    """The share of rows that windows still need if the rows of some nodes stay in memory.
+    """The share of their feature rows that windows read if those of some nodes stay in memory.
 
     A window has `num_batches` batches. The nodes that stay are those in the largest number of the
     `num_windows` windows. Returns numbers of such nodes, rising from 0, and the share for each;
@@ -193,8 +192,7 @@ def expected_batch(
     nodes = [float(seeds)]  # by hop, like `edges`
     edges: list[float] = []
     for k in num_neighbors:
-        # With reverse edges a neighbor has more neighbors than a seed: the second moment of degrees
-        # decides.
+        # With reverse edges neighbors have higher degrees than seeds, so groups count apart.
         if both:
             degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)  # -1: all
             edges.append(float(frontier @ degrees))

@@ -107,11 +107,11 @@ class Pass:
             draw = Draw(seeds, fan_out, training, config.seed + SPLITS.index(split))
             num_batches = passes * -(-num_ids // seeds)
             batches = draw_batches(size, split if ids is None else ids, draw, num_batches)
-        if batches is None:  # no store, or one whose batches can't be drawn
+        if batches is None:  # no store or no fan-outs, or batches too large to draw
             shape = size, config.undirected, seeds, fan_out
             mean = sizes.expected_batch(*shape)
             largest = bound = sizes.expected_batch(*shape, even=True)
-            if -1 in fan_out:  # a node that has all edges may come
+            if -1 in fan_out:  # one node may have all edges, and be in a batch
                 bound = with_hub(largest, fan_out, size, size.num_edges)
             # without neighbors, batches are as large as their seeds
             batches = Batches(mean, largest, "degrees" if fan_out else "drawn", bound)
@@ -155,7 +155,7 @@ class Pass:
         }
 
     def step(self) -> dict[str, int]:
-        """Memory of the trainer's process: a batch, and a step or the sampling of the next one."""
+        """Memory of the trainer: a batch, and the larger of a step and the next one's sampling."""
         batch, widened, activations = self._largest()
         sampling = sizes.sampling_bytes(self.batches.largest)
         return {BATCH: batch, STEP: max(activations + widened, sampling)}
@@ -197,7 +197,7 @@ class Pass:
         return batch_bytes(batch, self.size.num_features, itemsize)
 
     def _ready_bytes(self, count: int) -> int:
-        """Bytes of `count` waiting batches, one of them the largest: of a few batches with hubs,
-        many times as large as others, one may wait while another is in use."""
-        mean = self._batch_bytes(self.batch)  # also of the waiting batches but one
+        """Bytes of `count` waiting batches: one of the largest size, the others of the mean size.
+        If several batches have a hub, one may wait while another is in use."""
+        mean = self._batch_bytes(self.batch)
         return max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)

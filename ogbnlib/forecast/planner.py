@@ -70,10 +70,10 @@ class Advice:
 
     @property
     def in_short(self) -> str:
-        """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, which windows use."""
+        """Peak and verdict, such as "126 GB, TIGHT"; for features on disk, limit and verdict."""
         need = self.forecast.peak_bytes
         if self.forecast.config.policy.reads_disk:
-            need = self.limit_bytes or need
+            need = self.limit_bytes or need  # windows grow to the limit, if there is one
         digits = 1 if need < 10 * GB else None  # "4.3 GB", "43 GB"
         return f"{round(need / GB, digits):g} GB, {self.verdict or 'no limit'}"
 
@@ -81,6 +81,7 @@ class Advice:
     def sbatch(self) -> str:
         """The `#SBATCH --mem` line to use: the predicted peak and its margin, in whole GB."""
         forecast = self.forecast
+        # the second margin is at least that of uncertain batch sizes
         need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
         if forecast.config.policy.reads_disk and self.verdict == FITS:
             need = min(need, self.limit_bytes or need)  # windows adapt to the limit
@@ -194,7 +195,7 @@ def _verdict(advice: Advice) -> Iterator[str]:
     for changes, changed in advice.alternatives:
         yield f"  {assignments(changes)}: peak {format_bytes(changed.peak_bytes)}"
     forecast = predict(config, size, is_sorted=True)
-    if forecast.peak_bytes < advice.forecast.peak_bytes:  # for eager and lazy
+    if forecast.peak_bytes < advice.forecast.peak_bytes:  # eager, lazy: no sorted copies
         yield (
             "in your own loop over store.to_data(), with is_sorted=True in each NeighborLoader: "
             f"{replace(advice, forecast=forecast).in_short}"
@@ -248,7 +249,7 @@ def ladder(dataset: str = "ogbn-papers100M", **settings: object) -> pd.DataFrame
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an
     epoch's time on 2 cores.
 
-    `settings` replace values of every configuration, such as `spool`, 24 GB.
+    `settings` replace values of every configuration, such as `spool`, which is 24 GB here.
     """
     import pandas as pd
 

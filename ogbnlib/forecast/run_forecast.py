@@ -53,7 +53,7 @@ class HopPlan:
     """Numbers of columns to propagate at a time, and their costs."""
 
     widths: list[int]  # columns in memory at a time, of each hop
-    held_bytes: int  # columns in memory; `fixed_bytes` come on top
+    held_bytes: int  # columns in memory; `propagation.plan.fixed_bytes` come on top
     disk_bytes: int  # the result and, until it is complete, the files of its hops
     num_passes: int  # passes over the graph
     minutes: float  # on a 2-core machine with an NVMe-like disk
@@ -95,7 +95,7 @@ class Ledger:
         return self.peak.held_bytes
 
     def phase(self, name: str, passing: Mapping[str, int], unsure_bytes: int = 0) -> None:
-        """Add a phase with all parts of `held` and those of `passing`."""
+        """Add a phase, with the parts of `held` and parts (`passing`, bytes) that end with it."""
         self.phases.append(PhaseForecast(name, {**self.held, **passing}, unsure_bytes))
 
     def pass_phase(self, name: str, loader_pass: Pass, idle_loaders: int) -> None:
@@ -115,8 +115,8 @@ class Ledger:
         """Splits evaluated between epochs, beside the train loader ("eval"), and in the end ("final")."""
         config = self.config
         splits: dict[str, list[str]] = {"eval": [], "final": []}
-        if config.epochs > config.eval_every:
-            splits["eval"] = config.splits_to_evaluate(config.eval_every)
+        if config.epochs > config.eval_every:  # else the only evaluation is the final one
+            splits["eval"] = config.splits_to_evaluate(config.eval_every)  # after this epoch
         if config.epochs:
             splits["final"] = config.splits_to_evaluate(config.epochs)
         return splits
@@ -150,7 +150,7 @@ class Forecast(Ledger):
 
     @property
     def margin_bytes(self) -> int:
-        """The error of the peak: 8 % or 60 MB, or more where batches are not known well."""
+        """The error to allow for: that of `least_bytes`, or more if batch sizes are uncertain."""
         highest = max(phase.held_bytes + phase.unsure_bytes for phase in self.phases)
         return max(margin_bytes(self.least_bytes), highest - self.peak_bytes)
 
@@ -160,14 +160,13 @@ class Forecast(Ledger):
         train_s = self._pass_s(self.train)
         if self.windows is None:
             return train_s
-        # to prepare the windows of an epoch
-        read_s = self.windows.moved_bytes / (_PASS_SHARE * self.machine.disk_bytes_per_s)
-        read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.train.batch.num_nodes
+        prepare_s = self.windows.moved_bytes / (_PASS_SHARE * self.machine.disk_bytes_per_s)
+        prepare_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.train.batch.num_nodes
         # Training begins once the first window is there. Up to half of the training is done while
-        # the others are read.
+        # the others are prepared.
         first_share = self.windows.first_bytes / self.windows.moved_bytes
-        first_s = read_s * first_share / max(1, self.config.epochs)  # it waits once in a run
-        return first_s + max(train_s, read_s - first_s + train_s / 2)
+        first_s = prepare_s * first_share / max(1, self.config.epochs)  # it waits once in a run
+        return first_s + max(train_s, prepare_s - first_s + train_s / 2)
 
     def _pass_s(self, loader_pass: Pass) -> float:
         # Seconds of a pass whose batches come from memory.
@@ -187,7 +186,7 @@ class Forecast(Ledger):
         total_s = config.epochs * self.epoch_s
         if self.propagation is not None:
             total_s += 60 * self.propagation.minutes
-        elif size.hops is None and self.windows is None:  # the graph is read into memory
+        elif size.hops is None and self.windows is None:  # read once, into memory or page cache
             total_s += sum(files.values()) / disk_rate
         for split in size.num_seeds:
             count = config.num_evaluations(split)
@@ -198,7 +197,7 @@ class Forecast(Ledger):
             # once a hop: one for all evaluations if a spool keeps its batches, else one for each.
             if self.windows is not None:
                 passes = count if self.windows.spooling is None else 1
-                graph = len(config.fan_out(False)) * (files["colptr"] + files["row"])
+                graph = len(config.fan_out(training=False)) * (files["colptr"] + files["row"])
                 total_s += passes * (files["x"] + graph) / disk_rate
         return total_s + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 

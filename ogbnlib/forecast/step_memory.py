@@ -27,20 +27,21 @@ from .memory_parts import expected_batch, hop_size
 
 
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
-    # The user's own model has those of "sage", or of "sign" on propagated features.
+    # The model class with the formulas for memory and operations: for the user's own model that of
+    # "sage", or of "sign" on propagated features.
     return MODELS[config.model if config.model in MODELS else config.policy.formula].load()
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Measured steps of the user's own model: peaks as the bytes that do not depend on the batch,
-    and the bytes per node or edge."""
+    """Measured steps of the user's own model. A peak has two numbers: bytes that do not depend on
+    the batch, and bytes for each of its nodes and edges."""
 
     num_neighbors: tuple[int, ...]  # of the measured batches
     state_bytes: int  # weights, buffers, gradients and the optimizer's moments
     training: tuple[float, float]  # fixed bytes, and bytes per node or edge
     evaluation: tuple[float, float]
-    flops_per_row: float  # operations of products that take as long as a node or edge of a step
+    flops_per_row: float  # time for a node or edge, as matrix-product operations that take as long
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -76,7 +77,7 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     if trial is None:
         return config.model in MODELS
     # a trial with other fan-outs has other shares of nodes and edges
-    return [*trial.num_neighbors] == [*config.num_neighbors]
+    return [*trial.num_neighbors] == [*config.num_neighbors]  # a list if it comes from JSON
 
 
 # Steps of at least this many operations gain from a second thread. On two cores a step of
@@ -110,9 +111,8 @@ class Step:
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers. Layer i of L reads the nodes within L - i hops of a seed and writes those
-        within L - i - 1 hops. The user's own model computes every layer for all nodes, from an edge
-        list."""
+        """Layers: i of L reads nodes within L - i hops of a seed, writes those within L - i - 1.
+        The user's own model computes every layer for all nodes, from an edge list."""
         config = self.config
         batch = self.batch
         is_own = config.model not in MODELS
@@ -164,20 +164,19 @@ class Step:
         once. The user's own model takes the time of a measured step for each node and edge.
         """
         rate = machine.products_per_s(self.config.precision, threads)  # operations per second
-        share = 1 if self.training else 1 / 3  # the backward pass computes two gradients
+        share = 1 if self.training else 1 / 3  # the backward pass takes twice as long
         trial = _trial(self.config, self.num_features, self.num_classes)
         if trial is not None:
             return share * trial.flops_per_row * self.batch.num_rows / rate
         model = _formulas_of(self.config)
-        # bytes
-        written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in self.layers)
-        others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
+        num_bytes = sum(model.memory(each).peak + model.edge_bytes(each) for each in self.layers)
+        others_s = _FLOPS_PER_BYTE * num_bytes / machine.products_per_s("fp32", threads)
         return self.flops / rate + share * others_s
 
     def threads(self, cores: int) -> int:
         """Number of torch threads; "auto" is one for small steps and `cores` for large ones."""
         if self.config.num_threads != "auto":
-            return self.config.num_threads or cores
+            return self.config.num_threads or cores  # None: torch's own choice, about all cores
         return cores if self.flops >= LARGE_FLOPS else 1
 
     # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % above and 25 % below
@@ -198,10 +197,10 @@ class Step:
         saved = 0  # bytes of earlier layers
         is_checkpointed = self.training and self.config.activation_checkpointing
         for layer in map(_formulas_of(self.config).memory, self.layers):
-            again = layer.checkpointed if is_checkpointed else 0  # as large as its gradient
-            peak = max(peak, saved + again + layer.peak)
+            checkpoint = layer.checkpointed if is_checkpointed else 0  # bounds the gradient, too
+            peak = max(peak, saved + checkpoint + layer.peak)
             if self.training:
-                saved += again or layer.saved
+                saved += checkpoint or layer.saved
             else:
                 saved = layer.checkpointed  # the output, the next layer's input
         return max(peak, saved)
@@ -212,7 +211,7 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
     trial = _trial(config, num_features, num_classes)
     if trial is not None:
         return trial.state_bytes
-    layers = Step(config, BatchShape((), ()), num_features, num_classes).layers
+    layers = Step(config, BatchShape((), ()), num_features, num_classes).layers  # no batch
     return 16 * sum(map(_formulas_of(config).weights, layers))
 
 
@@ -247,7 +246,7 @@ def _trial_shapes(config: TrainConfig, size: GraphSize) -> list[dict[str, list[i
     """Batches in the run's proportions: a smaller and a larger one for memory, one for time."""
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
-    # by formulas, as no trial is known yet
+    # by formulas, or by an earlier trial with other fan-outs
     step_bytes = Step(config, batch, size.num_features, size.num_classes).activation_bytes
     # batches as shares of the run's, which may be above 1
     by_rows = _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges)
