@@ -24,7 +24,7 @@ FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 class Stopped(BaseException):
     """Raised after a signal stopped the run at a batch boundary and its checkpoint was written.
 
-    `run` is the `Run` of a child process, whose result is written; None of a training in this one.
+    `run` is the `Run` of a child process, with its result; None if this process was training.
     Like `KeyboardInterrupt`, it is not an `Exception`. So a sweep with `except Exception` around
     each training ends too, and does not go on during Slurm's grace period.
     """
@@ -51,7 +51,7 @@ class Forward(StopRequest):
 
     def __init__(self) -> None:
         self._pid: int | None = None  # None before the process's start and after its end
-        self.times_s: list[float] = []  # of stop signals, in `time.monotonic()` seconds
+        self.times_s: list[float] = []  # of stop signals (`time.monotonic()`), for `runs.supervise`
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
