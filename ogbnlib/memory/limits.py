@@ -201,7 +201,8 @@ class _SystemdLimit(Limit):
     name = "systemd-run"
 
     def command(self, argv: list[str]) -> list[str]:
-        start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]  # if failed, too
+        # --collect: systemd unloads the scope even after a failure, such as a kill
+        start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
         if self.limit_bytes:  # without one, the scope only counts memory
             start += ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
         return [*start, "--", *argv]

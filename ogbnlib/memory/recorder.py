@@ -230,6 +230,7 @@ class Recorder:
         Args:
             limit: Gets each reading.
             interval_s: Time from one sample to the next.
+            on_sample: Called with each reading, also one that could not be written.
             on_unwritable: Called at each failure to write; sampling goes on because the limit
                 needs it.
         """

@@ -51,7 +51,7 @@ class Forward(StopRequest):
 
     def __init__(self) -> None:
         self._pid: int | None = None  # None before the process's start and after its end
-        self.times_s: list[float] = []  # of stop signals (`time.monotonic()`), for `runs.supervise`
+        self.times_s: list[float] = []  # of stop signals, in `time.monotonic()` seconds
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number

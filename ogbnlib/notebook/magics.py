@@ -193,7 +193,7 @@ class _Magics:
             "in": inputs,
             "out": outputs,
             "path": [path or os.getcwd() for path in sys.path],  # "" is the working folder
-            "number": self._shell.execution_count - 1,  # of this cell, for tracebacks
+            "number": self._shell.execution_count - 1,  # of this cell, which IPython has counted
             "colors": self._shell.colors,
         }
         (folder / "job").write_bytes(pickle.dumps(job))
