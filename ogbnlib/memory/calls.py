@@ -62,7 +62,7 @@ def _record_load(load: Any) -> Any:  # wraps `torch.load` or `numpy.load`
     import inspect  # torch and numpy have imported it
 
     name = f"{load.__module__.partition('.')[0]}.load"  # a key of `_MAPPED`
-    argument = _MAPPED[name].partition("=")[0]
+    argument = _MAPPED[name].partition("=")[0]  # the name alone, "mmap" or "mmap_mode"
     signature = inspect.signature(load)
 
     @functools.wraps(load)
@@ -95,7 +95,7 @@ def _record_graph(build: Any) -> Any:  # wraps PyG's `to_csc` or `to_hetero_csc`
             # `row`, the sorted sources, has as many bytes again
             marks.note("graph", name=name, bytes=2 * sum(perm.nbytes for perm in perms))
             forget = functools.partial(marks.note, "graph", name=name, bytes=0)
-            weakref.finalize(perms[0], forget).atexit = False  # not at the end of the script
+            weakref.finalize(perms[0], forget).atexit = False  # when the loader ends, not at exit
         return graph
 
     return recorded
@@ -131,7 +131,7 @@ def _line() -> str:  # the innermost one of the user's own code, such as "line 1
     while frame.f_back is not None and _is_library(frame):
         frame = frame.f_back  # the caller's
     name = os.path.basename(frame.f_code.co_filename)
-    if name.startswith("<ipython"):
+    if name.startswith("<ipython"):  # code of a %%memory_limit cell
         name = "the cell"
     return f"line {frame.f_lineno} of {name}"
 

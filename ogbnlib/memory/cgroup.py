@@ -36,14 +36,14 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
         at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))  # -1 if not found
         if at >= 0:
             begin = at + len(name) + 2  # behind the newline, the name and its blank or colon
+            # the first word of the next 40 bytes; no number is that long
             values[name] = int(text[begin : begin + 40].split(None, 1)[0]) * unit
     return values
 
 
 # names in memory.stat, under v1 and v2, of anonymous memory, page cache and shared memory
 _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file", b"shmem")}
-# file names under v1 and v2
-_SIZES = {
+_SIZES = {  # file names under v1 and v2
     # this cgroup's own limit; a parent may have a lower one, see `effective_limit`
     "limit": ("memory.limit_in_bytes", "memory.max"),
     # highest usage so far, counted by the kernel (v2 since Linux 5.19)

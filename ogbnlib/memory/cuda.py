@@ -9,8 +9,7 @@ import re
 import sys
 from typing import Any
 
-# exit code of a run that ran out of GPU memory; see `runs.codes`
-OUT_OF_CUDA_MEMORY = 76
+OUT_OF_CUDA_MEMORY = 76  # exit code of a run that ran out of GPU memory; see `runs.codes`
 # torch reads the older name first, and the newer one only if the older one is unset
 # (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -26,7 +26,7 @@ class Growth:
 
         From 200 epochs on, slope and verdict use only evenly spaced ones.
         """
-        stride = len(levels) // 200 + 1
+        stride = len(levels) // 200 + 1  # at most 200 sizes, because `_climb` takes all pairs
         sizes = levels[::stride]
         slope, climbs = _climb(sizes[len(sizes) // 3 :])  # without the first third
         verdict = "climbs" if climbs else "no steady climb"
@@ -41,7 +41,7 @@ def _climb(sizes: Sequence[int]) -> tuple[float, bool]:
 
     def pair_slopes(part: Sequence[int]) -> list[float]:
         pairs = itertools.combinations(enumerate(part), 2)
-        return [(late - early) / (j - i) for (i, early), (j, late) in pairs] or [0.0]
+        return [(late - early) / (j - i) for (i, early), (j, late) in pairs] or [0.0]  # one size
 
     # In a leak, at least 85 % of all pairs rise, the total rise is more than 8 MB and 1 %, and the
     # second half is hardly slower than the first. A leak keeps its slope, while a warm-up such as

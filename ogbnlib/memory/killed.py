@@ -34,7 +34,7 @@ class KilledBy:
         return max(0, self.limit_bytes - self.others_bytes)
 
     def raised(self, need_bytes: int | None = None) -> Action:
-        """Return the action that raises this limit, to what gives the run `need_bytes`."""
+        """Return the action to raise this limit until the run has `need_bytes`, if known."""
         option = "the limit"  # of the cgroup
         if not self.cgroup:
             is_machine = self.limit_bytes is None

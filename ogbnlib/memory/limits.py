@@ -40,8 +40,7 @@ class Limit:
     longest_pause_s = 0.25  # between two readings
     cgroup: Cgroup | None = None  # the tree's own; a watchdog's tree has none
     killed_by: str | None = None  # "kernel" or "watchdog"; None without a kill
-    # another cgroup than the tree's own, if the kernel killed because of its limit
-    _outer: Cgroup | None = None
+    _outer: Cgroup | None = None  # the outer cgroup whose limit caused the kernel's kill
     # a cgroup around the tree; its kill counter is used although it includes other processes
     _around: Cgroup | None = None
     _kills_before = 0  # out-of-memory kills counted before the tree was watched
@@ -127,8 +126,8 @@ class Limit:
             group: {"oom": group.count("oom") or 0, "high": group.count("high") or 0}
             for group in innermost.lineage()
         }
-        self._around = around
-        self._kills_before = self.oom_kills() or 0
+        self._around = around  # before `oom_kills`, which counts there
+        self._kills_before = self.oom_kills() or 0  # which subtracts this, 0 so far
 
     def _blame_kernel(self) -> None:  # also sets `_outer`, if the limit is not the tree's own
         self.killed_by = "kernel"
@@ -202,6 +201,7 @@ class _SystemdLimit(Limit):
     name = "systemd-run"
 
     def command(self, argv: list[str]) -> list[str]:
+        # --collect: systemd unloads the scope even after a failure, such as a kill
         start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
         if self.limit_bytes:  # without one, the scope only counts memory
             start += ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]

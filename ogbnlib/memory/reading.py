@@ -41,8 +41,7 @@ class Reading:
 
     @property
     def held_bytes(self) -> int | None:
-        """Anonymous + shared bytes, each page counted once: the memory that the kernel can't take
-        back.
+        """Anonymous + shared bytes, each page counted once. The kernel can't take them back.
 
         From the cgroup, else from PSS or RSS. None if unknown.
         """
@@ -89,8 +88,7 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
 
 
 def list_processes(pids: Iterable[int]) -> str:
-    """Return the three largest processes, such as "python 4711 with 1.20 GB", by RssAnon +
-    RssShmem."""
+    """Return the three largest processes (RssAnon + RssShmem): "python 4711 with 1.20 GB, ..."."""
     rows = []  # (bytes, pid, name)
     for pid in pids:
         sizes = read_fields(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem"), 1024)
@@ -107,12 +105,12 @@ def own_memory() -> tuple[int, int, int]:
     names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
     values = read_fields("/proc/self/status", names, 1024) or {}
     anon, shmem, rss, peak = (values.get(name, 0) for name in names)
-    return anon + shmem, rss, max(peak, rss)
+    return anon + shmem, rss, max(peak, rss)  # peak: 0 if the kernel has no VmHWM
 
 
 def read_memory(tree: Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
     """Read the memory of a process tree, and of `cgroup` if there is one."""
-    # Each is three sizes: anonymous, file, shared. The cgroup is read first: a process that has an
+    # Each line reads three sizes: anonymous, file, shared. The cgroup first: a process that has an
     # RSS afterwards was not being killed meanwhile; `held_bytes` discards a reading without an RSS.
     counted = cgroup.parts() if cgroup else ()
     pids = tree.pids()

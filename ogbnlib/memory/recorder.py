@@ -199,8 +199,7 @@ class _TimelineWriter:
 
 
 class Recorder:
-    """Recorder of a run: its event `log`, a thread that samples a process tree, and a `record` of
-    both."""
+    """Recorder of a run: its event `log`, a thread that samples processes, a `record` of both."""
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
@@ -231,6 +230,7 @@ class Recorder:
         Args:
             limit: Gets each reading.
             interval_s: Time from one sample to the next.
+            on_sample: Called with each reading, also one that could not be written.
             on_unwritable: Called at each failure to write; sampling goes on because the limit
                 needs it.
         """
@@ -312,7 +312,7 @@ class Recorder:
         """
 
         def is_earlier(event: Event) -> bool:
-            return (event["time_s"], event["event"] == "end") < (time_s, True)
+            return (event["time_s"], event["event"] == "end") < (time_s, True)  # False < True
 
         events = [*self.log.follow()]  # written by any process since the last reading
         earlier = [*itertools.takewhile(is_earlier, events)]

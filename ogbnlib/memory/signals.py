@@ -24,7 +24,7 @@ FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 class Stopped(BaseException):
     """Raised after a signal stopped the run at a batch boundary and its checkpoint was written.
 
-    `run` is the `Run` of a child process, whose result is written; None of a training in this one.
+    `run` is the `Run` of a child process, with its result; None if this process was training.
     Like `KeyboardInterrupt`, it is not an `Exception`. So a sweep with `except Exception` around
     each training ends too, and does not go on during Slurm's grace period.
     """

@@ -60,10 +60,7 @@ def adopting() -> Iterator[None]:
 
 
 class Tree:
-    """Processes of the command `pid`; `mark` is in its environment.
-
-    Without a mark nothing is adopted.
-    """
+    """Processes of the command `pid`, whose environment has `mark`; "": nothing is adopted."""
 
     def __init__(self, pid: int, mark: str = ""):
         self.pid = pid

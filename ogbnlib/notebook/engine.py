@@ -20,8 +20,7 @@ from ..errors import InputError, unknown_name
 
 
 class ParameterError(click.ClickException, InputError):
-    """Error for parameters that the notebook does not accept; papermill's command line prints it
-    and exits with 2."""
+    """Error for refused parameters; papermill's command line prints it and exits with 2."""
 
     exit_code = 2
 
@@ -36,6 +35,7 @@ class _Engine:
         tagged = (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", []))
         defaults = "".join(cell.source for cell in itertools.islice(tagged, 1))  # the first one
         check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), defaults)
+        # NotebookEngine's method: `self.execute_notebook` would be this one again
         return self.__getattr__("execute_notebook")(nb, kernel_name, **options)
 
     def __getattr__(self, name: str) -> Any:  # for all that this class does not define
@@ -60,8 +60,8 @@ def begin_notebook() -> None:
 
     shell = get_ipython()  # None in a plain script
     if shell:
-        # matplotlib reads this when it is first imported. JupyterLab would put a background behind
-        # a figure that is transparent itself, therefore only its picture is.
+        # Read when matplotlib is first imported. Only the saved picture is transparent: JupyterLab
+        # would put a background behind a figure whose own colour is "none".
         pictures = {"facecolor": "none", "bbox_inches": "tight"}
         shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
     cells = shell.user_ns["In"] if shell else []  # the sources of the cells that ran so far
@@ -135,8 +135,7 @@ def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
 
 
 def _accepts(annotation: str | None, value: object) -> bool:
-    """Check a value by JSON's rules: a list fits `tuple` and an int fits `float`, but a bool is not
-    an int."""
+    """Check a value by JSON's rules: a list fits `tuple`, an int `float`; a bool is not an int."""
     try:
         kind = eval(annotation or "object", {**vars(typing), "Path": Path})
         adapter: TypeAdapter[Any] = TypeAdapter(kind)

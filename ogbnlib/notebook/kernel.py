@@ -73,8 +73,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         )
 
     def _forward_signals(self, _: Reading) -> None:
-        """Forward the received signals to the kernel; SIGUSR1 waits for its handler, because without
-        one it would end the kernel."""
+        """Forward the received signals; SIGUSR1 waits for a handler, else it ends the kernel."""
         for signum in sorted(self._pending):
             status = read_whole(f"/proc/{self._process.pid}/status")
             if status is None:  # the kernel has ended
@@ -95,6 +94,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         self._limit = Watchdog(None, find_cgroup(self._process.pid))  # counts kills from here on
         first_line = cell.source.strip().partition("\n")[0]
         name = f"cell {index + 1} of {len(self.nb.cells)}: {first_line}"
+        # without an "end": the record's innermost phase is the cell that began last
         self._recorder.log.mark("begin", phase=name, held_bytes=self._recorder.record.held_bytes)
         try:
             return super().execute_cell(cell, index)
@@ -131,6 +131,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             limit_bytes, source = effective_limit()
             result |= {"memory_limit_bytes": limit_bytes, "limit_by": source}
         facts = read_facts(result)
+        # None: a kernel has no TrainConfig
         end = explain(Path(self._folder), None, facts, self._recorder.record, at_work=False)
         # without the further actions: a kernel has no memory_limit to raise
         error = KernelDied(replace(end, actions=end.actions[:1]))

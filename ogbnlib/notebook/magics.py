@@ -34,8 +34,7 @@ _STATEMENT_LETTERS = 32  # most letters in the name of a statement's phase
 
 
 class CellFailed(RuntimeError):
-    """Error for a limited cell that raised an exception, or ended before it returned its
-    results."""
+    """Error for a limited cell that raised an exception or ended before it returned results."""
 
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
@@ -49,8 +48,7 @@ def load_ipython_extension(shell: "InteractiveShell") -> None:
 
 
 def _as_line_magic(lines: list[str]) -> list[str]:
-    """Turn `%%memory` into a line magic of its cell, so that `await`, `_` and tracebacks work as
-    in any cell."""
+    """Turn `%%memory` into a line magic, so that `await`, `_` and tracebacks work as elsewhere."""
     if not lines[1:] or lines[0].split()[:1] != ["%%memory"]:
         return lines
     from IPython.core.inputtransformer2 import cell_magic
@@ -85,7 +83,7 @@ class _Magics:
     def end_memory(self, result: "ExecutionResult | None") -> None:
         """Stop recording. The shell calls this at the end of each cell, also at the end of a cell
         inside another one."""
-        if result is None or self._recorded_cell in (None, result):
+        if result is None or self._recorded_cell in (None, result):  # no result: cancelled
             self._recording.close()
 
     @contextlib.contextmanager
@@ -136,7 +134,7 @@ class _Magics:
         from ..runs.sandbox import watch
 
         parser = MagicArgumentParser(prog="%%memory_limit")
-        parser.add_argument("limit", nargs="+")
+        parser.add_argument("limit", nargs="+")  # "4 GB" is two words
         parser.add_argument("--in", dest="inputs", nargs="+", default=[])
         parser.add_argument("--out", dest="outputs", nargs="+", default=[])
         parser.add_argument("--run")
@@ -195,7 +193,7 @@ class _Magics:
             "in": inputs,
             "out": outputs,
             "path": [path or os.getcwd() for path in sys.path],  # "" is the working folder
-            "number": self._shell.execution_count - 1,  # of this cell, for tracebacks
+            "number": self._shell.execution_count - 1,  # of this cell, which IPython has counted
             "colors": self._shell.colors,
         }
         (folder / "job").write_bytes(pickle.dumps(job))
@@ -311,7 +309,7 @@ class _StatementPhases(ast.NodeTransformer):
 def _main(folder: Path) -> int:  # runs the job of `_write_job` in the child process
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
-    os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures
+    os.environ.setdefault("MPLBACKEND", "agg")  # a Jupyter kernel has set its own
     # a read from the kernel's own input would wait for ever
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     shell = _make_shell(folder, job)

@@ -110,8 +110,7 @@ def _unit(largest_bytes: float) -> tuple[int, str]:
 
 
 def _plain(text: object) -> str:
-    """Return a name in a form for pictures: in one line, with dollar signs escaped, as matplotlib
-    would read formulas between them."""
+    """Return a name in one line with escaped $, between which matplotlib would read a formula."""
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
@@ -119,7 +118,7 @@ def _top_bytes(run: Run, page_cache: bool) -> float:  # the upper end of a run's
     memory = held_memory(run.timeline)  # one row for each sample, a column for each of PARTS
     parts = [part for part in PARTS if page_cache or part != "file"]
     highest = float(memory[parts].fillna(0).sum(axis="columns").max()) if len(memory) else 0.0
-    return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
+    return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)  # never 0
 
 
 def _look(phase: Phase) -> tuple[str, str]:  # its label in the legend, and its colour
@@ -145,7 +144,7 @@ def _uncovered(
 
 def _wrapped(label: str, lines: int) -> str:  # cut with "…"; of two lines no word is cut
     text = _plain(label).replace(".", ".\v")  # a row may end after a dot, as in a.long_name()
-    letters = max(28, *map(len, text.split())) if lines > 1 else 24
+    letters = max(28, *map(len, text.split())) if lines > 1 else 24  # in a row
     rows = textwrap.TextWrapper(
         letters,
         max_lines=lines,
@@ -194,9 +193,9 @@ class _Timeline:
         )
         self._in_use = self._stacks[0] + self._stacks[1]
         self._begin_s = next((phase.start_s for phase in run.phases if phase.label == since), 0.0)
-        # The last phase may have begun after the last sample.
+        # The last phase may have begun after the last sample. No axis may be 0 s long.
         phases_s = [phase.start_s for phase in run.phases]
-        self._end_s = max([*self._time_s[-1:], *phases_s, 1e-3]) if len(self._time_s) else 1.0
+        self._end_s = max([self._time_s[-1], *phases_s, 1e-3]) if len(self._time_s) else 1.0
         self._shown_s = self._end_s - self._begin_s
         ax.set_xlim(self._begin_s, self._end_s + 0.02 * self._shown_s)
         ax.set_ylim(0, top_bytes / self._unit)
@@ -229,7 +228,7 @@ class _Timeline:
     def _mark_attempts(self) -> None:
         """Mark the last sample of each interrupted attempt, and the start of the next one."""
         for start_s in self._resumed_s:
-            (earlier,) = np.nonzero((self._time_s < start_s) & (self._in_use > 0))
+            (earlier,) = np.nonzero((self._time_s < start_s) & (self._in_use > 0))  # 0: in a gap
             last = earlier[-1:]  # the index of one sample, or none
             self._ax.plot(
                 self._time_s[last], self._in_use[last], "X", zorder=8, label="interrupted", **_CROSS
@@ -251,8 +250,7 @@ class _Timeline:
         return float(self._time_s[self._time_s < stop_s].max(initial=phase.start_s))
 
     def _shade_phases(self) -> list[tuple[float, float, str]]:
-        """Draw the phases behind the memory; return the spans for their names, as (start in seconds,
-        end, name)."""
+        """Draw the phases behind the memory; return where to name them: (start_s, end_s, name)."""
         is_training = self._run.paths.config.is_file()  # else a watched command
         shown = (*_SHADES,) if is_training else ""  # prefixes of names; "" fits all
         phases = [phase for phase in self._run.phases if phase.name.lower().startswith(shown)]
@@ -277,8 +275,7 @@ class _Timeline:
         if max(seen_s, default=0.0) < 0.004 * self._shown_s:  # thinner than a line
             label = "_thin"
         for piece in pieces:
-            # Strong colours, drawn faintly: pale on a white page, dark on a dark one, and readable
-            # below names.
+            # Strong colours, drawn faintly, suit a white and a dark page and the names on them.
             self._ax.axvspan(
                 *piece, color=colour, alpha=0.22, label=label, linewidth=0, zorder=0.01
             )
@@ -397,7 +394,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
             "policy": policy,
             "limit": limit,  # as the user wrote it, such as "128 GB"
             "limit_bytes": run.result.get("memory_limit_bytes") or 0,
-            "killed": bool(run.exit_code),
+            "killed": bool(run.exit_code),  # or ended by another error
             "first_s": run.metrics["time_s"].iloc[:1].mean(),  # NaN if no epoch was finished
             "later_s": epoch_s(run),
         }
@@ -537,8 +534,7 @@ def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
 def _write_verdicts(
     ax: Axes, names: Sequence[str], full: Mapping[str, Mapping[str, Advice]]
 ) -> None:
-    """Write a column for each graph of `full` to the right of the bars: peak and verdict of each
-    named plan."""
+    """Write a column for each graph, right of the bars: each named plan's peak and verdict."""
     for column, (graph, advices) in enumerate(full.items()):
         x = 1.14 + 0.22 * column  # the column's middle, in widths of the axes
         _mark(ax, textwrap.fill(graph, 18), (x, 1.0), (0, 3), ha="center", xycoords="axes fraction")

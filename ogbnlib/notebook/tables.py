@@ -71,7 +71,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
         measured_bytes = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         rows[name] = {
             "predicted MB": round(forecast.peak_bytes / MB),
-            "measured MB": round(measured_bytes / MB, 0),
+            "measured MB": round(measured_bytes / MB, 0),  # without 0, round(NaN) raises
             "error %": round(100 * (forecast.peak_bytes / measured_bytes - 1), 1),
             "epoch s": round(epoch_s(run), 2),
             f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
