@@ -141,19 +141,20 @@ def shared_nodes(
 def rows_left(
     size: GraphSize, undirected: bool | None, batch: BatchShape, num_batches: int, num_windows: int
 ) -> tuple[Array, Array]:
-    """The share of their feature rows that windows read if those of some nodes stay in memory.
+    """The share of the windows' rows that is still read if those of some nodes stay in memory.
 
     A window has `num_batches` batches. The nodes that stay are those in the largest number of the
     `num_windows` windows. Returns numbers of such nodes, rising from 0, and the share for each;
     float64 [num_windows + 1].
     """
-    nodes, shares = _visited(size, undirected, batch)
-    visits = num_batches * batch.num_nodes
+    nodes, shares = _visited(size, undirected, batch)  # by group: its nodes, each one's share
+    visits = num_batches * batch.num_nodes  # in a window
     # expected number of windows with each node; above 0 for the logarithm, as seeds without
     # neighbors never leave their field
     expected = num_windows * -np.expm1(-np.maximum(visits * shares, 1e-12))
     counts = np.arange(1, num_windows + 1)
-    # Poisson probability of each count [num_windows, groups], by its logarithm, as counts are large
+    # Probability of each count [num_windows, groups], by its logarithm, as counts are large. Poisson
+    # in place of binomial: most nodes are in few of the windows.
     log_factorials = np.cumsum(np.log(counts))[:, None]
     chances = np.exp(counts[:, None] * np.log(expected) - expected - log_factorials)
     chances[-1] = -np.expm1(-expected) - chances[:-1].sum(0)  # includes higher counts

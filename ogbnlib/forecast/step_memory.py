@@ -191,19 +191,19 @@ class Step:
             return _OUTSIDE_BYTES + max(0, int(fixed_bytes + row_bytes * self.batch.num_rows))
         # A layer's peak comes on top of the bytes that earlier layers keep. With activation
         # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed
-        # again while the gradient of its output is in memory. An evaluation has only a layer and
+        # again while the gradient of its output, as large, is in memory. An evaluation has only a layer and
         # its input in memory.
         peak = 0
         saved = 0  # bytes of earlier layers
         is_checkpointed = self.training and self.config.activation_checkpointing
         for layer in map(_formulas_of(self.config).memory, self.layers):
-            checkpoint = layer.checkpointed if is_checkpointed else 0  # bounds the gradient, too
+            checkpoint = layer.checkpointed if is_checkpointed else 0  # kept, and the gradient
             peak = max(peak, saved + checkpoint + layer.peak)
             if self.training:
                 saved += checkpoint or layer.saved
             else:
                 saved = layer.checkpointed  # the output, the next layer's input
-        return max(peak, saved)
+        return peak  # no layer keeps more than its peak
 
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:

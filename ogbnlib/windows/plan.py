@@ -151,8 +151,9 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     size = loader_pass.size
     num_batches = loader_pass.num_batches
     fixed = node_set_bytes(size.num_nodes)
+    # at most: as if the batches of a window had no nodes in common
     packed_bytes = _packed_batch_bytes(batch, size.num_features * loader_pass.itemsize)
-    # Two windows in training leave a tenth to evaluations.
+    # Two windows in training leave a tenth to evaluations, whose `memory` is beside these windows.
     half = (0.45 if loader_pass.training else 0.5) * memory
     # Besides the two windows, memory holds samples of the one being prepared, whose nodes are
     # copied (int64) when it is packed, and three buffers of a pass. Each window bears half of that.
@@ -171,7 +172,7 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
         available_bytes=available,
         num_windows=num_windows,
         moved_bytes=num_windows * pass_bytes,
-        first_bytes=pass_bytes,
+        first_bytes=pass_bytes,  # the first window takes one pass
     )
 
 

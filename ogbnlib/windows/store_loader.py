@@ -124,12 +124,13 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         assert self.next_epoch is not None
         shuffle = self.sampler.shuffle
         chosen = self.sampler.epoch + 1  # Lightning counts from 0, this loader from 1
-        # Another epoch begins at 0; the expected one keeps the start that `set_epoch` got.
+        # `is_chosen`: it has called the sampler's `set_epoch` since this loader last did. Another
+        # epoch begins at 0; the expected one keeps the start that this loader's `set_epoch` got.
         if shuffle and self.sampler.is_chosen and chosen != self.next_epoch:
             self.set_epoch(chosen)
         epoch = self.next_epoch
         start = self._next_start
-        self.set_epoch(epoch, start)  # fixes the order; this choice is used up
+        self.set_epoch(epoch, start)  # fixes the order, and resets `is_chosen`
         self.next_epoch = epoch + shuffle  # without shuffling all epochs are the same
         self._next_start = 0
         is_transformed = self.reader is None and self.num_workers > 0  # by workers, in `filter_fn`

@@ -9,7 +9,7 @@ import torch
 from all_policies import settings
 from conftest import MB, batches_of
 from store_loaders import assert_equal
-from test_notebooks import ROOT, execute, text_of
+from test_notebooks import ROOT, execute, outputs_of, shown
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -204,6 +204,8 @@ def test_two_ranks_by_nccl_make_the_steps_of_one(tiny_config: Config, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.cuda
 def test_notebook_05_measures_what_needs_a_gpu(tmp_path: Path) -> None:
-    text = text_of(execute(NOTEBOOK, tmp_path, tmp_path / "data"))
+    cells = execute(NOTEBOOK, tmp_path, tmp_path / "data").cells
+    streams = [output.get("text", "") for output in outputs_of(cells)]
+    text = "\n".join([*streams, *shown(cells, "text/plain")])
     assert "out of GPU memory" in text
     assert "no GPU here" not in text

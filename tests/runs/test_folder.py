@@ -141,7 +141,7 @@ def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
     assert (found.diagnosis.phase, found.diagnosis.facts.parts) == ("later", {})
     assert found.diagnosis.facts.growth == Growth("climbs", 1.0, 5, 1, 2)
     assert found.state == "out of memory, exit code 137"
-    assert found.diagnosis.remedy == "a new action; then go on"
+    assert found.diagnosis.remedy.startswith("a new action; then go on")
 
 
 def test_a_diagnosis_in_sentences_by_0_2_0_is_made_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """W processes make the steps of one that accumulates W batches, and end together."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -146,15 +147,17 @@ def test_all_ranks_end_where_one_diverges(jobs: dict[str, Any]) -> None:
     assert not (jobs["folder"] / "diverged" / "checkpoint.pt").exists()
 
 
-def test_a_collective_returns_when_nothing_else_owns_its_tensor() -> None:
+def test_a_fork_waits_until_nothing_else_owns_a_collectives_tensor() -> None:
     # gloo's thread may own it for a while; as the last owner it would enter Python during a fork
     graphs: list[Tensor] = []
 
     def collective(tensor: Tensor, group: object) -> None:
-        graphs.append(tensor * tensor)  # the graph owns the tensor, as C++ code does
+        graphs.append(tensor.requires_grad_() * tensor)  # the graph owns it, as C++ code does
         threading.Timer(0.3, graphs.clear).start()
 
-    Ranks(0, 2)._run(collective, torch.ones(3, requires_grad=True))
+    Ranks(0, 2)._run(collective, torch.ones(3))
+    assert graphs
+    multiprocessing.get_context("fork").Process().start()
     assert not graphs
 
 
