@@ -39,7 +39,7 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-_CONTEXT_BYTES = 600 * MB  # at most, of a GPU: CUDA itself, beside what torch allocates
+_CONTEXT_BYTES = 600 * MB  # at most, of a GPU: for CUDA itself; torch allocates the rest
 # Disk for the spool (windows kept on disk), of one size so that figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))

@@ -82,7 +82,7 @@ class Ledger:
         self.windows: Windows | None = None  # where a store is read in windows
         self.propagation: HopPlan | None = None  # where features are still to be propagated
         self.least_bytes = 0  # the smallest limit under which the run works; 0 for its peak
-        self.queue_bytes = 0  # of `least_bytes`: what it falls by if no batch ever waits
+        self.queue_bytes = 0  # decrease of `least_bytes` if no batch ever waits
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
 
     @property

@@ -45,7 +45,7 @@ class _Trial:
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
-# Parameters that change a step of a model, beside its batch.
+# Parameters that change a step of a model, in addition to its batch.
 _OF_STEP = {"model", "model_args", "hidden_channels", "dropout", "precision"}
 
 
@@ -84,7 +84,7 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
 # [3, 2] x 128 x 16 (num_neighbors, batch_size, hidden_channels; 0.02 GFLOP) ran at 551 batches/s
 # with one thread, and at 375 with two. [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
-# Memory of a step beside the allocator's record: BLAS buffers, gaps in the heap. Small steps of
+# Memory of a step that the allocator does not record: BLAS buffers, gaps in the heap. Small steps of
 # Frozen and List of tests/benchmarks/bench_planner.py took 25 to 50 MB more than it.
 _OUTSIDE_BYTES = 32 * MB
 # Operations of a float32 product that take as long as writing a byte: one Zen 4 core copied rows of

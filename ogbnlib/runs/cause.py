@@ -52,7 +52,7 @@ _Number: TypeAlias = int | FiniteFloat
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an end, as result.json has it. Unknown values are in `UNKNOWN`, sizes in
+    """Known facts of an end, as in result.json. Unknown values are in `UNKNOWN`, sizes in
     bytes."""
 
     # how the end was recognised: an exit code, a state of Slurm, or the name of a line in `texts`

@@ -184,7 +184,7 @@ def met_limit(facts: Facts) -> KilledBy:
 
 
 def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
-    """What helps a killed script or cell, from the facts of its record.
+    """Return the actions that help a killed script or cell, from the facts of its record.
 
     The planner knows nothing of a script's content. So an action names what was recorded: a call
     that was open at the end, the graphs that PyG's loaders keep, or by how much memory grew in the

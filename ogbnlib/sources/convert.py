@@ -335,7 +335,7 @@ def convert(
         )
     add_reverse = bool(options.undirected) and not source.undirected
     workspace = _workspace(source, memory_limit)
-    target = Path(os.path.realpath(home(path)))  # of a link, where it points
+    target = Path(os.path.realpath(home(path)))  # the target of a link
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)  # before the data are read
     temporary = _check_disk(target, source, add_reverse, x_dtype)

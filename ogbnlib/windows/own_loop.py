@@ -51,7 +51,7 @@ def _choose_windows(loader_pass: Pass, order: EpochSampler, available: int) -> W
         loader_pass,
         own_batches=-(-len(order) // loader_pass.config.batch_size),  # `order` may be a sampler's
         sharers=ranks,
-        reserve=(reserved, reserved),  # beside windows, and beside the page cache
+        reserve=(reserved, reserved),  # with windows, and with the page cache
     )
     budget = Budget(available, spool_bytes(loader_pass.config.spool, spool_dir(), ranks), ranks)
     return budget.loader(loader_pass)
@@ -133,7 +133,7 @@ def loader(
         )
     split = split_name(nodes) if isinstance(nodes, str) else "train"  # decides the random stream
     labels = torch.from_numpy(store.y[ids])
-    available = _available_bytes(memory_limit)  # beside ids and labels, which are in memory now
+    available = _available_bytes(memory_limit)  # without ids and labels, which are in memory now
     store.advise_random()  # mapped rows are read in no order: no read-ahead
     windows = _choose_windows(Pass.over(config, store, split, order.shuffle, ids), order, available)
     # if the store fits into memory; one rank reads it for its whole node

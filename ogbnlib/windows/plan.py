@@ -114,7 +114,7 @@ def choose_windows(
     evaluation are filled by the training loader's first passes, and cost none of their own.
     """
     files = sizes.store_bytes(loader_pass.config, loader_pass.size)  # of colptr, row and x
-    # bytes to keep free beside windows, and beside a store in the page cache
+    # bytes to keep free with windows, and with a store in the page cache
     beside_windows, beside_cache = loader_pass.reserve or _step_reserve(loader_pass)
     if (
         available is None  # without a limit
@@ -135,7 +135,7 @@ def choose_windows(
 
 
 def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
-    """Bytes of training steps beside windows, and beside the page cache, where workers sample."""
+    """Bytes of training steps with windows, and with the page cache, where workers sample."""
     if asked_bytes() != "auto":  # a fixed size is for windows alone
         return 0, 0
     size = loader_pass.size
@@ -153,7 +153,7 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     fixed = node_set_bytes(size.num_nodes)
     # at most: as if the batches of a window had no nodes in common
     packed_bytes = _packed_batch_bytes(batch, size.num_features * loader_pass.itemsize)
-    # Two windows in training leave a tenth to evaluations, whose `memory` is beside these windows.
+    # Two windows in training leave a tenth to evaluations, whose `memory` excludes these windows.
     half = (0.45 if loader_pass.training else 0.5) * memory
     # Besides the two windows, memory holds samples of the one being prepared, whose nodes are
     # copied (int64) when it is packed, and three buffers of a pass. Each window bears half of that.
@@ -257,7 +257,7 @@ class _Spool:
 
     def _cold_share(self, hot_bytes: int, num_batches: int) -> float:
         # share of the rows of `num_batches` batches that go to shards: once per window, unless hot
-        spare = max(0, hot_bytes - node_set_bytes(self.num_nodes))  # beside the set of hot nodes
+        spare = max(0, hot_bytes - node_set_bytes(self.num_nodes))  # without the set of hot nodes
         num_windows = min(MOST_VISITS, -(-num_batches // self.window_batches))
         num_hot, share_left = self._rows_left(num_windows)
         left = np.interp(spare / self.hot_row_bytes, num_hot, share_left)
@@ -366,7 +366,7 @@ class Budget:
         return budget - training.peak_bytes
 
     def loader(self, loader_pass: Pass, training: Windows | None = None) -> Windows:
-        """Return the windows of a loader beside those of the training loader."""
+        """Return the windows of a loader that leave the training loader its own."""
         return choose_windows(loader_pass, self.bytes_beside(training), self.disk_bytes)
 
     def loaders(

@@ -86,7 +86,7 @@ class StoreLoaders(DiskLoaders):
         spools: bool = True,  # whether a pass for the spool is made in this phase
     ) -> None:
         batches = windows.window_batches
-        # with windows, a thread prepares the batches, whatever `num_workers` is
+        # with windows, a thread prepares the batches for any `num_workers`
         if batches is not None or not run.config.num_workers:
             parts = loader_pass.prefetched()
         else:
@@ -109,7 +109,7 @@ class StoreLoaders(DiskLoaders):
         data = super()._load(store)
         self._ranks = local_ranks()  # of this node; they share memory and disk
         room = spool_bytes(self.config.spool, spool_dir(), self._ranks)
-        self.budget = Budget(available_bytes(), room, self._ranks)  # beside the labels, as forecast
+        self.budget = Budget(available_bytes(), room, self._ranks)  # without the labels, as forecast
         return data
 
     def _pass(self, split: str, training: bool) -> Pass:

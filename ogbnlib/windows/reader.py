@@ -133,7 +133,7 @@ class WindowReader:
             )
             spool.close()
             self.spool = None
-            assert self.windows.in_memory  # planned beside every spool
+            assert self.windows.in_memory  # planned together with every spool
             self.windows = self.windows.in_memory
             return None
 
