@@ -145,7 +145,7 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
             check_own(path, stat.S_ISREG)  # raises the reason, such as a link
         raise
     try:
-        _check_status(os.fstat(descriptor), path, stat.S_ISREG)  # of the opened file, not of its name
+        _check_status(os.fstat(descriptor), path, stat.S_ISREG)  # of the opened file itself
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:

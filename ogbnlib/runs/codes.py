@@ -25,7 +25,7 @@ UNFINISHED = 78
 
 _Actions: TypeAlias = tuple[Action, ...]
 _GO_ON = Action("resume")
-START_AGAIN = Action("resume", {"how": "start it again"})  # a command without a checkpoint of this package
+START_AGAIN = Action("resume", {"how": "start it again"})  # it has no checkpoint of ours
 _RAISE_MEM = Action("raise limit", {"option": "--mem"})
 
 # Exit code as a shell reports it -> cause and actions. 128 + N is death by signal N. Slurm's pairs

@@ -109,7 +109,7 @@ class StoreLoaders(DiskLoaders):
         data = super()._load(store)
         self._ranks = local_ranks()  # of this node; they share memory and disk
         room = spool_bytes(self.config.spool, spool_dir(), self._ranks)
-        self.budget = Budget(available_bytes(), room, self._ranks)  # without the labels, as forecast
+        self.budget = Budget(available_bytes(), room, self._ranks)  # the labels are in memory
         return data
 
     def _pass(self, split: str, training: bool) -> Pass:
