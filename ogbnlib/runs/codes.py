@@ -125,7 +125,7 @@ def code_key(code: int | str) -> str:
         return str(128 + number) if number else code_key(status)
     if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:  # 64 signals
         return ""
-    return str(128 - int(text)) if text[0] == "-" else text  # subprocess and torchrun give -N
+    return str(128 - int(text) if int(text) < 0 else int(text))  # subprocess and torchrun give -N
 
 
 def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnosis:

@@ -6,25 +6,35 @@ text always has the same cause. `codes` explains exit codes and job states.
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..memory.cuda import oom_sizes
 from .cause import Facts
 from .codes import code_key, of_code, of_sign, of_state
 from .render import Diagnosis
 
-# Tables from a pattern to the sign that it proves; `codes` has the cause of a sign. The groups
-# `who`, `pid` and `name` name the process that ended.
+
+class _Clue(NamedTuple):
+    """The groups `who`, `pid` and `name` of a pattern name the process that ended."""
+
+    pattern: str
+    sign: str  # that it proves; `codes` has the cause of a sign
+
+
 _KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)"
 # Lines that only the kernel, systemd or Slurm write: they prove a cause wherever they stand.
-_SYSTEM = {
-    rf"Memory cgroup out of memory{_KILLED}": "kernel kill in a cgroup",
-    rf"Out of memory{_KILLED}": "kernel kill",
-    r"\binvoked oom-killer: |\boom-kill:constraint=|oom_reaper: reaped process|systemd-oomd killed \d"
-    r"|with result 'oom-kill'|Result: oom-kill|\bReason: +OOMKilled": "memory of a group",
-    r"^slurmstepd\S* error: Exceeded (?:job|step) memory limit at some point": "limit met",
-}
+_SYSTEM = [
+    _Clue(rf"Memory cgroup out of memory{_KILLED}", "kernel kill in a cgroup"),
+    _Clue(rf"Out of memory{_KILLED}", "kernel kill"),
+    _Clue(
+        r"\binvoked oom-killer: |\boom-kill:constraint=|oom_reaper: reaped process|systemd-oomd killed \d"
+        r"|with result 'oom-kill'|Result: oom-kill|\bReason: +OOMKilled",
+        "memory of a group",
+    ),
+    _Clue(r"^slurmstepd\S* error: Exceeded (?:job|step) memory limit at some point", "limit met"),
+]
 # Pattern of a line in a job's log -> state. "hit memory limit at least once" is not among them: the
 # page cache meets the limit without a kill, too.
 _JOB_LINES = {
@@ -39,31 +49,36 @@ _JOB_LINES = {
 }
 _PID = r"\(pid(?:\(s\))? (?P<pid>[\d, ]+)\)"
 # Messages of exceptions, strongest evidence first.
-_EXCEPTIONS = {
-    r"DefaultCPUAllocator: [^\n]*?tried to allocate "
-    r"|(?<!OutOf)MemoryError: Unable to allocate ": "allocation refused",
-    r"CUDA out of memory|OutOfMemoryError"
-    r"|CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)": "76",
-    rf"(?P<who>DataLoader worker) {_PID} is killed by signal: Killed": "137",
-    rf"(?P<who>DataLoader worker) {_PID} is killed by signal: Bus error": "135",
-    r"(?P<who>process) (?P<pid>\d+) terminated with signal SIGKILL|died with <Signals\.SIGKILL": "137",
-    r"received 0 items of ancdata|Too many open files": "file descriptors",
-    r"insufficient shared memory|unable to (?:open|allocate) shared memory"
-    r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
-    r"|No space left on device: '?/(?:dev/shm|torch_)": "shared memory",
-    r"device-side assert triggered|Target -?\d+ is out of bounds": "label out of range",
-    r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory"
-    r"|not enough memory: you tried": "allocation refused",
-    rf"DataLoader worker {_PID} exited unexpectedly": "worker gone",
-    r"ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)": "rank gone",
-}
+_EXCEPTIONS = [
+    _Clue(r"CUDA (?:error: )?out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", "76"),
+    _Clue(rf"(?P<who>DataLoader worker) {_PID} is killed by signal: Killed", "137"),
+    _Clue(rf"(?P<who>DataLoader worker) {_PID} is killed by signal: Bus error", "135"),
+    _Clue(
+        r"(?P<who>process) (?P<pid>\d+) terminated with signal SIGKILL|<Signals\.SIGKILL: 9", "137"
+    ),
+    _Clue(r"received 0 items of ancdata|Too many open files", "file descriptors"),
+    _Clue(
+        r"insufficient shared memory|unable to (?:open|allocate) shared memory"
+        r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
+        r"|No space left on device: '?/(?:dev/shm|torch_)",
+        "shared memory",
+    ),
+    _Clue(r"device-side assert triggered|Target -?\d+ is out of bounds", "label out of range"),
+    _Clue(
+        r"(?<!OutOf)MemoryError\b|std::bad_alloc"
+        r"|(?:DefaultCPUAllocator: )?(?:[Cc]an(?:'|no)t allocate memory|not enough memory: you tried)",
+        "allocation refused",
+    ),
+    _Clue(rf"DataLoader worker {_PID} exited unexpectedly", "worker gone"),
+    _Clue(r"ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)", "rank gone"),
+]
 # Lines of shells, srun and torch about another process.
-_LAUNCHERS = {
-    r"ProcessGroupNCCL\.cpp[^\n]*collective operation timeout": "rank gone",
+_LAUNCHERS = [
+    _Clue(r"ProcessGroupNCCL\.cpp[^\n]*collective operation timeout", "rank gone"),
     # A killed worker's connection may be reset before torch checks on the worker.
-    r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError": "worker gone",
-    r"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +)Killed\b|^Killed *$": "137",
-}
+    _Clue(r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError", "worker gone"),
+    _Clue(r"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +)Killed\b|^Killed *$", "137"),
+]
 # Exceptions that only report the end of another process: the cause stands above them.
 _CONSEQUENCES = re.compile(
     r"exited unexpectedly|ChildFailedError|Connection (?:closed|reset|refused)|Broken ?pipe"
@@ -108,16 +123,15 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
 
 def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
-    joined = " ".join(text.split())  # joined, because a terminal may have broken a message
+    joined = " ".join(cleaned(text).split())  # joined, because a terminal may have broken a message
     # later in the text, a message without its exception's name may be a mention
-    at_start = {pattern: sign for pattern, sign in _EXCEPTIONS.items() if re.match(pattern, joined)}
+    at_start = [clue for clue in _EXCEPTIONS if re.match(clue.pattern, joined)]
     return find(text) or _first(at_start, joined)
 
 
-def _first(clues: Mapping[str, str], text: str) -> Diagnosis | None:
-    """The diagnosis by the first pattern of `clues`, pattern -> sign, that occurs in `text`; of
-    several places the last one counts."""
-    for pattern, sign in clues.items():
+def _first(clues: list[_Clue], text: str) -> Diagnosis | None:
+    """The diagnosis by the first clue that occurs in `text`; of several places the last counts."""
+    for pattern, sign in clues:
         matches = list(re.finditer(pattern, text, re.MULTILINE))
         if matches:
             return _end_by(sign, matches[-1])
@@ -231,7 +245,7 @@ def _by_exception(text: str) -> Diagnosis | None:
 def _by_message(message: str) -> Diagnosis | None:
     # Only the first line decides; the match in the whole message has the sizes of later lines.
     first_line = message.partition("\n")[0]
-    for pattern, sign in _EXCEPTIONS.items():
+    for pattern, sign in _EXCEPTIONS:
         match = re.search(pattern, first_line) and re.search(pattern, message)
         if match:
             return _end_by(sign, match)
