@@ -179,6 +179,8 @@ class Live:
             if self.how == "bar" and self._at_line_start:
                 if self._stream.isatty():
                     line = line[: shutil.get_terminal_size().columns - 1]
+                else:  # a notebook, which keeps the last line if its kernel is restarted
+                    line = f"{time.strftime('%H:%M:%S')} {line}"
                 self._draw(line)
             elif self.how == "lines" and time.monotonic() - self._last_s >= _LINE_EVERY_S:
                 self._last_s = time.monotonic()

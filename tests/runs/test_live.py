@@ -15,7 +15,7 @@ from conftest import Config, is_alive, wait_until
 from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.supervise import STOP_S
+from ogbnlib.runs.supervise import LEAD_S, STOP_S
 
 SLOW = """
 import os, time, torch
@@ -33,15 +33,21 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture
+def lead_s() -> float:
+    return LEAD_S
+
+
+@pytest.fixture
 def at_work(
-    tiny_config: Config, tmp_path: Path, request: pytest.FixtureRequest
+    tiny_config: Config, tmp_path: Path, request: pytest.FixtureRequest, lead_s: float
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A training whose batches, 120 an epoch, take as many seconds as the fixture is given."""
     (tmp_path / "slow.py").write_text(SLOW)
     config = tiny_config(model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1])
     folder = tmp_path / "r"
     config.save(tmp_path / "wanted.json")
-    code = "import sys\nfrom ogbnlib import TrainConfig, run\n"
+    code = "import sys\nfrom ogbnlib import TrainConfig, run\nfrom ogbnlib.runs import supervise\n"
+    code += f"supervise.LEAD_S = {lead_s}\n"
     code += "try:\n    run(TrainConfig.load(sys.argv[1]), '2 GB', run_dir=sys.argv[2])\n"
     code += "except KeyboardInterrupt as stop:\n    print(*stop._render_traceback_(), sep='\\n')"
     argv = [sys.executable, "-c", code, str(tmp_path / "wanted.json"), str(folder)]
@@ -101,16 +107,25 @@ def test_stop_ends_a_run_in_seconds_in_any_phase(
 
 
 @pytest.mark.parametrize("at_work", [600], indirect=True)
-@pytest.mark.parametrize("is_parent_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("how", "lead_s"),
+    [
+        ("signalled again", LEAD_S),
+        ("its time is over", 1.0),
+        pytest.param("its parent is killed", LEAD_S, marks=pytest.mark.slow),
+    ],
+)
 def test_a_trainer_that_does_not_react_is_killed(
-    at_work: tuple[subprocess.Popen[str], Path], is_parent_killed: bool
+    at_work: tuple[subprocess.Popen[str], Path], how: str
 ) -> None:
     process, folder = at_work
     trainers = process_tree(process.pid)[1:]
+    is_parent_killed = how == "its parent is killed"
     if is_parent_killed:
         process.kill()
     else:
         process.terminate()
+    if how == "signalled again":
         time.sleep(STOP_S + 1)  # sooner, the same signal may have been sent twice
         process.terminate()
     wait_until(lambda: not any(is_alive(pid) for pid in trainers), "the trainer's end")
