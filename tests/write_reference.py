@@ -142,6 +142,7 @@ def numbers() -> str:
         '100 MB", "`pin_memory` makes a GPU faster", "32 threads are faster than two".',
         *("", "## From disk, measured at full size on generated data", ""),
         "Two threads for [15, 10, 5], else one; one run (`full_size.csv`). Only times of a row compare.",
+        "Hot rows stay in memory.",
         *("", *_header("what", "precision", "limit", "seconds", "from RAM, s", "cores")),
         *_full_size(),
     ]

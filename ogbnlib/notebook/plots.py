@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,29 +40,6 @@ _SHADES = {
     "train": ("training", "#f2cf00"),
     "eval": ("evaluating", "#3fae4b"),
     "release": ("_release", "none"),
-}
-# words in the name of a memory part -> its colour; the first that fits counts. Black text is
-# readable on each.
-_PART_COLOURS = {
-    "features": "#8db4e2",
-    "COO": "#f0a35e",
-    "sort": "#f3d25b",
-    "shared CSC": "#8fd18f",
-    "valid loader's CSC": "#d993c0",
-    "test loader's CSC": "#b3a1e6",
-    "CSC": "#e58f80",
-    "next pass": "#dcc9ee",
-    "pass for the spool": "#c0a3df",
-    "next window": "#bfe0d4",
-    "windows": "#8cc7b0",
-    "rows visited": "#f2a7c3",
-    "columns": "#d9bf94",
-    "batch": "#c3d977",
-    "step": "#74c7c4",
-    "labels": "#f7b6c8",
-    "model": "#c9a27a",
-    "runtime": "#c4c4c4",
-    "other parts": "#e4e4e4",
 }
 LIMIT = "#c0392b"
 KILLED = "#d62728"
@@ -383,8 +361,8 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
     """Plot the seconds of an epoch against the memory limit, which grows to the right.
 
     `runs` maps (policy, limit) to a run. Each policy has a line for the median of the later epochs
-    and a dotted line for the first epoch. A cross marks a killed run; the policies that finished
-    under the smallest limit are named there.
+    and a dotted line for the first epoch. A cross marks a run that failed; the policies that
+    finished under the smallest limit are named there.
     """
     ax = _axes(width=7.5, height=4)
     rows = {}
@@ -394,23 +372,23 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
             "policy": policy,
             "limit": limit,  # as the user wrote it, such as "128 GB"
             "limit_bytes": run.result.get("memory_limit_bytes") or 0,
-            "killed": bool(run.exit_code),  # or ended by another error
+            "failed": bool(run.exit_code),  # None while it is at work
             "first_s": run.metrics["time_s"].iloc[:1].mean(),  # NaN if no epoch was finished
             "later_s": epoch_s(run),
         }
     table = pd.DataFrame(
-        rows.values(), columns=["policy", "limit", "limit_bytes", "killed", "first_s", "later_s"]
+        rows.values(), columns=["policy", "limit", "limit_bytes", "failed", "first_s", "later_s"]
     )
     table["at"] = table["limit_bytes"].rank(method="dense") - 1  # place on the axis: 0, 1, 2, ...
     # Points and crosses of several policies at one limit stand side by side.
     middle = (table["policy"].nunique() - 1) / 2
     for number, (policy, own) in enumerate(table.groupby("policy", sort=False)):
         own = own.assign(at=own["at"] + 0.12 * (number - middle))
-        finished = own[~own["killed"]].sort_values("at")
+        finished = own[~own["failed"]].sort_values("at")
         (line,) = ax.plot(finished["at"], finished["later_s"], "o-", label=policy, zorder=3)
         colour = line.get_color()
         ax.plot(finished["at"], finished["first_s"], ".:", color=colour, zorder=2)
-        dead = own["at"][own["killed"]]
+        dead = own["at"][own["failed"]]
         cross = {**_CROSS, "color": colour}
         # An empty line that is not clipped would make the layout reserve the room up to the corner.
         ax.plot(dead, 0 * dead, "X", clip_on=False, in_layout=False, zorder=5, **cross)
@@ -427,7 +405,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
     ax.set(
         ylim=(0, None),
         ylabel="seconds of an epoch; dotted: the first",
-        xlabel="memory limit at full size (here); cross: killed",
+        xlabel="memory limit at full size (here); cross: failed",
     )
     ax.legend(**_PLAIN)
     return ax
@@ -474,9 +452,8 @@ def plot_forecast(run: RunLike) -> Axes:
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
     bars = (stacks / unit).rename(index=_plain, columns=_plain)
-    bars.plot.barh(
-        ax=ax, stacked=True, width=0.62, color=[*map(_part_colour, stacks.columns)], legend=False
-    )
+    colours = [*_part_colours(stacks.columns).values()]
+    bars.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)
     rows = np.arange(len(bars))
     style: dict[str, Any] = {"color": GREY, "linewidth": 2.2, "label": "measured peak"}
     ax.vlines(measured / unit, rows - 0.38, rows + 0.38, zorder=5, **style)
@@ -505,8 +482,10 @@ def plot_parts(
     ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
     ax.set_yticks(range(len(plans)), map(_plain, plans))
     ax.invert_yaxis()  # the first plan at the top
-    for row, plan in enumerate(plans.values()):
-        _draw_parts(ax, row, plan.forecast.peak.parts, unit)  # of the phase with the highest peak
+    stacks = [plan.forecast.peak.parts for plan in plans.values()]  # at the highest peak
+    colours = _part_colours(name for parts in stacks for name in parts)
+    for row, parts in enumerate(stacks):
+        _draw_parts(ax, row, parts, unit, colours)
     limit = limit_bytes / unit
     for name, run in named(runs or {}).items():
         _mark_peak(ax, [*plans].index(name), run, limit, unit)
@@ -544,18 +523,22 @@ def _write_verdicts(
             _mark(ax, text, (x, row), (0, 0), color=_VERDICTS[advices[name].verdict], **place)
 
 
-def _part_colour(name: str) -> str:
-    return next((colour for words, colour in _PART_COLOURS.items() if words in name), "#9a9a9a")
+def _part_colours(names: Iterable[str]) -> dict[str, Any]:
+    """Map the names of memory parts to 12 pale colours in turn; black text is readable on each."""
+    pale: Any = plt.get_cmap("Set3")
+    return dict(zip(dict.fromkeys(names), itertools.cycle(pale.colors), strict=False))
 
 
-def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None:
+def _draw_parts(
+    ax: Axes, row: int, parts: Mapping[str, int], unit: int, colours: Mapping[str, Any]
+) -> None:
     # Stack the parts, named and in bytes, as one bar; `unit` is the bytes in one unit of the axis.
     left = 0.0
     figure: Any = ax.get_figure()
     letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in a unit of the axis, 11 an inch
     for name, size in parts.items():
         width = size / unit
-        ax.barh(row, width, 0.72, left, color=_part_colour(name))
+        ax.barh(row, width, 0.72, left, color=colours[name])
         middle = left + width / 2
         if width * letters > max(map(len, name.split())):  # its longest word fits into the part
             words = _plain(name).replace(" ", "\n")
