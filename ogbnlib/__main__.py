@@ -305,6 +305,9 @@ def main(arguments: list[str] | None = None) -> int:
             code = exit_code_of(error)
         except SystemExit as end:
             code = end.code
+            if isinstance(code, str):  # sys.exit(text) in the code of a model
+                say(code)
+                code = 1
         sys.stdout.flush()
         # When standard output can't be written, a command goes on; only one that does nothing but
         # print then exits with 2.

@@ -252,13 +252,12 @@ def _trial_shapes(config: TrainConfig, size: GraphSize) -> list[dict[str, list[i
     by_rows = _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges)
     large = min(by_rows, _TRIAL_BYTES / step_bytes)
     timed = min(max(1.0, _LEAST_TIMED / batch.num_rows), _TIMED_BYTES / step_bytes)
-    return [_scaled(batch, share) for share in (_SMALLER * large, large, timed)]
-
-
-def _scaled(batch: BatchShape, share: float) -> dict[str, list[int]]:
     # arguments of `training.call.random_batch`; at least 2, as batch norm refuses a single row
     hops = {"hop_nodes": batch.hop_nodes, "hop_edges": batch.hop_edges}
-    return {name: [max(2, round(share * count)) for count in hops[name]] for name in hops}
+    return [
+        {name: [max(2, round(share * count)) for count in hops[name]] for name in hops}
+        for share in (_SMALLER * large, large, timed)
+    ]
 
 
 def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:

@@ -78,14 +78,14 @@ class Tree:
             children = {*_children(self._watcher, self._watcher)} - {self.pid}
             # a known member keeps its place: it may replace its environment, or be a zombie
             self._adopted = {
-                child for child in children if child in self._members or self._has_mark(child)
+                child
+                for child in children
+                if child in self._members
+                or self.mark.encode() in (read_whole(f"/proc/{child}/environ") or b"")
             }
             members += [pid for child in self._adopted for pid in process_tree(child)]
             self._members = set(members)
         return members
-
-    def _has_mark(self, child: int) -> bool:
-        return self.mark.encode() in (read_whole(f"/proc/{child}/environ") or b"")
 
     def reap(self) -> None:
         """Reap the adopted processes that have ended; the command itself is left to its Popen."""

@@ -87,9 +87,10 @@ class _Propagation:
     def survey(self, shown: Shown) -> None:
         """Find the nodes that each hop must compute, and the columns' scales; verify checksums.
 
-        This reads the features once, and the graph once per hop.
+        This reads the features once, and the graph once per hop; only once if all nodes are wanted.
         """
-        total = self.store.files["x"].bytes + self.hops * self.edges.nbytes
+        num_reads = 1 if self.output_nodes is None else self.hops  # of the graph
+        total = self.store.files["x"].bytes + num_reads * self.edges.nbytes
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.output_nodes, self.hops, done)  # per hop
             self.scale = self._scales(done)

@@ -85,10 +85,10 @@ def plan_hops(
     hop_bytes = num_outputs * size.num_features * itemsize  # of one hop in the result
     between = sum(reached[:-1]) * size.num_features * itemsize  # bytes of the next hops' input
     # The first hop reads whole rows for each block of columns; later hops read files of columns.
-    # The survey before them reads the features once, and the graph about once per hop.
+    # The survey before them reads the features once, and the graph once per hop; see `survey`.
     features = size.num_nodes * size.num_features * size.feature_itemsize
     read = (-(-size.num_features // widths[0]) + 1) * features
-    read += (num_passes + max(1, hops - 1)) * graph
+    read += (num_passes + (hops if reached[-1] < size.num_nodes else 1)) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
     # on disk: each hop's outputs, then the result, which has the nodes' own features as well
     disk_bytes = hops * hop_bytes + (hops + 1) * hop_bytes + between

@@ -251,8 +251,8 @@ class _RamLoaders(Loaders):
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
-        size = run.size  # bytes; `held` stays in memory from here on
-        run.held["features"] = (
+        size = run.size
+        run.held["features"] = (  # bytes; what is in `held` stays in memory from here on
             size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
         )
         run.held["labels"] = size.num_nodes * sizes.label_itemsize(size.num_classes)
@@ -273,9 +273,12 @@ class LazyLoaders(_RamLoaders):
         run.held["edge_index (COO)"] = 16 * edges  # int64 [2, E]
         run.phase("load", {})
         if not run.is_sorted:  # for train, and each other split (eager) or evaluation (lazy)
-            splits = [split for split in run.size.num_seeds if split != "train"]
-            temporary = sum(map(run.config.num_evaluations, splits))
-            run.num_sorts = 1 + (len(splits) if cls.all_resident else temporary)
+            config = run.config
+            resident = cls.resident_splits(config)
+            temporary = [split for split in run.size.num_seeds if split not in resident]
+            run.num_sorts = len(resident) + sum(map(config.num_evaluations, temporary))
+            # the final evaluation of train follows the end of the train loader
+            run.num_sorts += "train" in config.splits_to_evaluate(config.epochs)
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:

@@ -103,8 +103,9 @@ def to_data(store: Store, *, half: bool = False) -> Data:
             has both copies for a moment. A model takes `batch.x.float()`.
     """
     dtype = np.dtype(np.float16 if half else np.float32)
-    node_bytes = dtype.itemsize * store.num_features + 11  # 8 for y, 3 for the masks
-    _check_room(store, node_bytes * store.num_nodes + 16 * store.num_edges)
+    node_bytes = dtype.itemsize * store.num_features + 3  # 3 for the masks
+    label_bytes = np.dtype(_label_dtype(store)).itemsize * store.y.size
+    _check_room(store, node_bytes * store.num_nodes + label_bytes + 16 * store.num_edges)
     masks = {
         mask: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes)
         for split, mask in _MASKS.items()

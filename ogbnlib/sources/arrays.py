@@ -116,7 +116,7 @@ def store_from_arrays(
         num_classes: by default the largest label plus one.
         targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none, for your own
             training loop. They are stored as float32; ogbnlib's trainer refuses them.
-        options: undirected, feature_dtype, memory_limit, progress: as in `convert`.
+        options: undirected, feature_dtype, standardize, memory_limit, progress: as in `convert`.
     """
     source = from_arrays(Path(path).absolute().name, edge_index, x, y, splits, num_classes, targets)
     return convert(source, path, **options)

@@ -76,7 +76,7 @@ class _Tables(NamedTuple):
 
 @kernel_with(inline="always")
 def _draw(key: np.uint64, node: int, k: int) -> np.uint64:
-    # 64 random bits; `k` is the number of a reference among the paper's, or 0
+    # 64 random bits by a stream's `key`, a paper's number in time, and that of its reference, or 0
     return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
 
 

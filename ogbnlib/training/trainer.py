@@ -272,8 +272,9 @@ class Trainer:
             # for the eval loaders.
             self.loaders.drop_train_loader()
         splits = self.config.splits_to_evaluate(epoch)
-        if splits:
-            # a kill during the evaluation must not lose the epoch
+        if splits or not self.state.history:
+            # A kill during the evaluation must not lose the epoch. The first row of metrics.csv
+            # must not be written before there is a checkpoint.
             self.checkpointer.save(self.state)
         measures: Row = {}
         for split in splits:

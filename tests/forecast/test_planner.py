@@ -199,6 +199,9 @@ def test_sorted_edges_take_no_sort_and_are_one_line_of_a_plan() -> None:
         f"{split} loader's CSC": 8 * (PAPERS.num_nodes + 1) for split in ("train", "valid", "test")
     }
     assert own.forecast.num_sorts == 0
+    assert stock.forecast.num_sorts == 3 + 1  # for the final evaluation of train
+    lazy = plan(config(loading="lazy", epochs=2, train_eval="final"))
+    assert lazy.forecast.num_sorts == 1 + 2 * 2 + 1  # train, valid and test each epoch, train again
     (moved,) = [
         phase.parts["copy for workers"]
         for phase in plan(config(loading="eager", num_workers=2), is_sorted=True).forecast.phases

@@ -147,13 +147,16 @@ def test_workers_outlive_a_signal_until_the_trainer_stops(
     wait_until(lambda: not any(is_alive(pid) for pid in seen[1:]), "the workers' end")
 
 
-@pytest.mark.parametrize(("every_s", "expected"), [(0.0, 2), (1e-9, BATCHES + 2), (600.0, 2)])
+@pytest.mark.parametrize(
+    ("splits", "every_s", "expected"),
+    [("valid", 0.0, 2), ("valid", 1e-9, BATCHES + 2), ("valid", 600.0, 2), ("", 0.0, 2)],
+)
 def test_a_checkpoint_is_written_whenever_one_is_due(
-    tiny_config: Config, tmp_path: Path, every_s: float, expected: int
+    tiny_config: Config, tmp_path: Path, splits: str, every_s: float, expected: int
 ) -> None:
-    train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=every_s), tmp_path / "run")
+    train(tiny_config(epochs=1, eval_splits=splits, checkpoint_every_s=every_s), tmp_path / "run")
     begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
-    # one before, one after the evaluation
+    # one before the evaluation, or before the first row of metrics.csv, and one at the epoch's end
     assert sum(event["phase"] == "checkpoint" for event in begun) == expected
 
 

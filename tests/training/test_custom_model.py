@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import left_in, same, weights
 
+from ogbnlib.__main__ import main
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import open_store
@@ -214,6 +215,16 @@ def test_a_model_that_ends_the_process_at_once_is_refused(own: Config) -> None:
 def test_a_training_whose_model_exits_is_not_finished(own: Config) -> None:
     my_model_does("sys.exit(0)", LATER)
     assert run(own(), run_dir="run", echo=False).exit_code == 1
+
+
+def test_a_prediction_whose_model_exits_with_a_text_prints_it(
+    own: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    my_model(f"import os, sys\nif 'EXPIRED' in os.environ:\n    sys.exit('no licence')\n{RESIDUAL}")
+    train(own(epochs=1), "run")
+    monkeypatch.setenv("EXPIRED", "1")
+    assert main(["predict", "run", "--out", "out.npy", "--sampled"]) == 1
+    assert "no licence" in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.slow
