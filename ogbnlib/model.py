@@ -70,7 +70,7 @@ class BaseModel:
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes that a training step writes for a layer's edges beside `memory`, and the time of
+        """Bytes that a training step writes for a layer's edges on top of `memory`, and time of
         other work on edges as the bytes of a copy; to forecast times."""
         return 0
 
@@ -126,7 +126,7 @@ class PropagatedModel(BaseModel):
 def layer_memory(
     layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
 ) -> LayerMemory:
-    """Bytes of a layer, from the bytes `products` that it keeps beside its output (with those of
+    """Bytes of a layer, from the bytes `products` that it keeps without its output (with those of
     its sparse `matrix`) and those that it frees again, `scratch`.
 
     `item` is the bytes of a number of its output. With dropout the layer keeps `masks` arrays as

@@ -136,7 +136,7 @@ def _by_change(
 
 def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
     """The most bytes that any phase took beyond its forecast. The phase of the kill needed
-    at least the limit, whatever was sampled before."""
+    at least the limit, even if all samples are lower."""
     expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES) | {
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }

@@ -224,7 +224,7 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
-    # seeds of all batches of an evaluation, whatever `count` is, or of `count` random ones
+    # seeds of all batches of an evaluation, which ignores `count`, or of `count` random ones
     size = draw.num_seeds
     if not draw.training:
         return [ids[begin : begin + size] for begin in range(0, len(ids), size)]

@@ -250,7 +250,7 @@ def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
 
 
 def raw_bytes(size: GraphSize) -> int:
-    """Bytes of what every script loads: the edges as int64 [2, E], the features as float32."""
+    """Bytes of the arrays that every script loads: the edges as int64 [2, E], the features as float32."""
     return 16 * size.num_edges + 4 * size.num_nodes * size.num_features
 
 

@@ -112,7 +112,7 @@ class Ledger:
         return Pass.over(self.config, self.size, split, training)
 
     def evaluations(self) -> dict[str, list[str]]:
-        """Splits evaluated between epochs, beside the train loader ("eval"), and in the end ("final")."""
+        """Splits evaluated between epochs, with the train loader ("eval"), and in the end ("final")."""
         config = self.config
         splits: dict[str, list[str]] = {"eval": [], "final": []}
         if config.epochs > config.eval_every:  # else the only evaluation is the final one

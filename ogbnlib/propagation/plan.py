@@ -32,7 +32,7 @@ NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 def fixed_bytes(size: GraphSize, hops: int) -> int:
-    """Return the bytes that a propagation needs beside the columns: for kernels, buffers, the sets
+    """Return the bytes that a propagation needs without the columns: for kernels, buffers, the sets
     of nodes of each hop (bits and ranks), and the splits (int64 ids, and a copy of the largest)."""
     # Threads either fill the columns or sweep, with 4 MB of edges and offsets each. Before and
     # after, a few chunks of 8 MB need less.
@@ -43,8 +43,8 @@ def fixed_bytes(size: GraphSize, hops: int) -> int:
 
 
 def columns_room(left_bytes: int, fixed: int) -> int:
-    """Return the bytes for columns, of the `left_bytes` that a process may still use: beside
-    `fixed` bytes, the rest without `COMPILING_BYTES`, but at least half of the rest."""
+    """Return the bytes for columns, of the `left_bytes` that a process may still use: without
+    `fixed` bytes, the rest less `COMPILING_BYTES`, but at least half of the rest."""
     room = left_bytes - fixed
     return room - min(COMPILING_BYTES, room // 2)
 

@@ -1,4 +1,4 @@
-"""How a run or a Slurm job ended: a cause from a closed list, facts, and actions.
+"""End of a run or a Slurm job: a cause from a closed list, facts, and actions.
 
 `codes` and `texts` recognise a cause, `diagnosis` and `slurm` add the facts of a run or a job, and
 `render` alone turns them into sentences.

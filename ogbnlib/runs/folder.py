@@ -192,7 +192,7 @@ class Run:
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir)}
         sketch = ""
-        try:  # a damaged file must not hide what came before
+        try:  # a damaged file must not hide the rows before it
             rows["state"] = self.state
             rows["diagnosis"] = str(self.diagnosis)
             best = self.best_epoch

@@ -227,7 +227,7 @@ class Diagnosis:
 
 
 def _words_of(facts: Facts) -> str:
-    """How a process or a job ended, to follow its name."""
+    """The end of a process or a job in words, to follow its name."""
     default = "ended with exit code {sign}, which has no fixed meaning"
     if facts.job:  # in a state of Slurm without an entry in `_ENDS`
         default = "is {State}[: {Reason}]"

@@ -252,14 +252,14 @@ class _RamLoaders(Loaders):
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
         size = run.size
-        run.held["features"] = (  # bytes; what is in `held` stays in memory from here on
+        run.held["features"] = (  # bytes that stay in memory from here on
             size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
         )
         run.held["labels"] = size.num_nodes * sizes.label_itemsize(size.num_classes)
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
-        """Add the phase that builds a loader beside `idle_workers`; none if loaders share a CSC."""
+        """Add the phase that builds a loader next to `idle_workers`; none if loaders share a CSC."""
 
 
 class LazyLoaders(_RamLoaders):

@@ -18,7 +18,7 @@ def refuse_leaks(source: Source) -> None:
     Raises:
         InputError: features leak; the message names the columns.
     """
-    for find, problem in (  # a function that returns the columns which leak, and what is wrong
+    for find, problem in (  # a function that returns the columns which leak, and the mistake
         (_equal_to_labels, "equal to the labels on all labelled nodes; training would see them"),
         (
             _constant_in_splits,

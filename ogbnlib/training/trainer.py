@@ -88,7 +88,7 @@ class Progress:
     def reading(self, name: str, done: int, total: int) -> None:
         """Show how many bytes of the array `name`, which the next batch needs, have been read."""
         text = f"reading {name}"
-        # another array, or the same one read again: its speed is measured anew
+        # another array, or the same one read again: its speed is measured again
         if self._read.what != text or self._read.total != total or self._read.done > done:
             self._read = Count(total, what=text)
         self._read.done = done

@@ -356,7 +356,7 @@ class Budget:
     sharers: int = 1  # ranks of this node, which share a fixed size
 
     def bytes_beside(self, training: Windows | None = None) -> int | None:
-        """Bytes for a loader's windows, beside the training loader's if it has some; None: no limit."""
+        """Bytes for a loader's windows, next to the training loader's if it has some; None: no limit."""
         asked = asked_bytes()
         budget = self.available_bytes if asked == "auto" else int(asked) // self.sharers
         if budget is None or training is None or training.window_batches is None:
