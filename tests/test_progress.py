@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import re
 import time
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def test_a_person_has_one_line_which_is_gone_in_the_end() -> None:
         live.write("Epoch 001\n")
         wait_until(lambda: screen.seen() == ["Epoch 001", "train"], "the line below the epoch")
     assert screen.seen() == ["Epoch 001", ""]
+
+
+def test_a_line_that_a_restarted_kernel_leaves_has_its_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Live(lambda: ("train", "1 GB"), "bar"):
+        assert re.search(r"\d\d:\d\d:\d\d train: 1 GB", capsys.readouterr().out)
 
 
 def test_a_log_has_a_line_at_once_and_then_every_30_s(capsys: pytest.CaptureFixture[str]) -> None:
