@@ -239,8 +239,11 @@ class Recorder:
         def write(reading: Reading) -> None:
             try:
                 self.add(round(time.time(), 4), reading)  # rounded as in both files
-                if not watched.killed_by:  # else the processes of this reading have ended
-                    self._note_processes(tree, reading.rss_sum_bytes)
+                is_killed = bool(watched.killed_by)  # the processes of this reading have ended
+                has_grown = reading.rss_sum_bytes > 1.25 * self._listed_bytes  # by a quarter
+                if self.record.is_command and has_grown and not is_killed:
+                    self._listed_bytes = reading.rss_sum_bytes
+                    self.log.mark("processes", text=list_processes(tree.pids()))
             except OSError as error:  # such as a full disk
                 on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
             on_sample(reading)
@@ -320,12 +323,6 @@ class Recorder:
         self.record.sample(time_s, reading)
         self._rows.add(time_s, reading)
         self._take(events[len(earlier) :])
-
-    def _note_processes(self, tree: Tree, size: int) -> None:
-        # Log a watched command's largest processes each time its memory has grown by a quarter.
-        if self.record.is_command and size > 1.25 * self._listed_bytes:
-            self._listed_bytes = size
-            self.log.mark("processes", text=list_processes(tree.pids()))
 
     def _take(self, events: Iterable[Event]) -> None:
         # Add events to the record. A phase's begin or end also closes the timeline's bin.

@@ -483,7 +483,8 @@ def plot_parts(
     ax.set_yticks(range(len(plans)), map(_plain, plans))
     ax.invert_yaxis()  # the first plan at the top
     stacks = [plan.forecast.peak.parts for plan in plans.values()]  # at the highest peak
-    colours = _part_colours(name for parts in stacks for name in parts)
+    largest = pd.DataFrame(stacks).max().sort_values(ascending=False)  # by the parts' names
+    colours = _part_colours(largest.index)
     for row, parts in enumerate(stacks):
         _draw_parts(ax, row, parts, unit, colours)
     limit = limit_bytes / unit
@@ -524,9 +525,9 @@ def _write_verdicts(
 
 
 def _part_colours(names: Iterable[str]) -> dict[str, Any]:
-    """Map the names of memory parts to 12 pale colours in turn; black text is readable on each."""
+    """Map names of memory parts to pale colours, with readable black text: the first 12 differ."""
     pale: Any = plt.get_cmap("Set3")
-    return dict(zip(dict.fromkeys(names), itertools.cycle(pale.colors), strict=False))
+    return dict(zip(names, itertools.cycle(pale.colors), strict=False))
 
 
 def _draw_parts(
