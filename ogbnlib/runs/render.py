@@ -129,7 +129,7 @@ _ACTIONS = {
     "unless Slurm has requeued the job]",
     "read output": "read what it printed[: the end of {file}]",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
-    "check data": "[set a smaller {parameter} (--set {parameter}=... of a resumed run, whose last checkpoint is "
+    "check data": "[set a smaller {parameters} (--set NAME=..., also of a resumed run: a checkpoint is always "
     "finite), and ]check the {values} with `python -m ogbnlib verify`[; {guide} has the line that repairs {repaired} "
     "in a script of your own]",
     "run without workers": "run with num_workers=0 and PYTHONFAULTHANDLER=1 to see where it ended, under a "
