@@ -36,7 +36,7 @@ _CODES: dict[str, tuple[Cause, _Actions]] = {
     "2": ("bad input", (Action("read output"),)),
     "75": ("stopped at a checkpoint", (_GO_ON,)),
     "76": ("out of GPU memory", (Action("free GPU"),)),
-    "77": ("diverged", (Action("check data", {"values": "features", "parameters": "lr or weight_decay"}), _GO_ON)),
+    "77": ("diverged", (Action("check data", {"values": "features", "parameter": "lr"}), _GO_ON)),
     "78": ("not finished", (_GO_ON,)),
     "124": ("time limit", (Action("raise limit", {"option": "the time of `timeout`"}),)),
     "126": ("never started", (Action("read output"),)),

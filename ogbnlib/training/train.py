@@ -214,7 +214,8 @@ def _open(
         store: Store = loaders.trained_store(  # one rank propagates features, the others wait
             graph, config, log, say=progress.say, progress=progress.keep, check=check
         )
-    if has_own_dtype(config, store) and config.feature_dtype not in ("float32", store.feature_dtype):
+    is_ignored = config.feature_dtype not in ("float32", store.feature_dtype)
+    if is_ignored and has_own_dtype(config, store):
         progress.note(
             f"feature_dtype: {store.path} has {store.feature_dtype} features, which are read as they "
             f"are; convert again for {config.feature_dtype}"
