@@ -101,7 +101,7 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
     if not match:
         raise InputError(f"{expected}, got {value!r}")
     number, prefix, _, suffix = match.groups()  # "1.5", "G", "i", "B"
-    if not prefix and not suffix and float(number) < 2**20:  # no unit, less than 1 MB
+    if not prefix and not suffix and 0 < float(number) < 2**20:  # no unit, less than 1 MB
         raise InputError(
             f'{expected}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"'
         )

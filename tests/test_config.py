@@ -152,7 +152,7 @@ def test_sizes_are_read_and_printed_in_binary_units() -> None:
     assert shown == ["1.25 GB", "310 MB", "2 kB", "unknown"]
 
 
-@pytest.mark.parametrize("size", [8, "8", "", "8 XB", "-1 GB", "0 GB", True, None, math.inf])
+@pytest.mark.parametrize("size", [8, "8", 0, "", "8 XB", "-1 GB", "0 GB", True, None, math.inf])
 def test_what_is_no_size_is_refused_with_the_parameters_name(size: object) -> None:
     with pytest.raises(InputError, match=r"^limit: "):
         parse_bytes(size, "limit")

@@ -76,7 +76,8 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
             value = values[row][wrong[row]][0]
             remedy = "replace it"
             if np.isfinite(value):  # until the cast
-                remedy = "use feature_dtype='float32' or scale the features down"
+                wider = "use feature_dtype='float32' or " * (dtype != np.float32)
+                remedy = f"{wider}scale the features down"
             raise InputError(
                 f"{where}: expected finite values up to {float(np.finfo(dtype).max):g}, the largest "
                 f"{dtype}, found {value:g} in row {begin + row}; {remedy}"

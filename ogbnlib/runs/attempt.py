@@ -54,15 +54,17 @@ def open_run_dir(
 
 
 def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
-    """Refuse a custom model in another user's run folder: its code would run as this user."""
+    """Refuse another user's run folder if its custom model would run, or features be propagated to
+    a store beside the data that its config names, as this user."""
     paths = RunPaths(run_dir)
-    if config.model in MODELS or not paths.config.is_file():
+    is_known = config.model in MODELS and not config.policy.hops(config)
+    if is_known or not (paths.config.is_file() or paths.model.is_file()):
         return
     for path in (run_dir, paths.config, paths.model):
         if path.exists() and path.stat().st_uid != os.geteuid():
             raise InputError(
                 f"{path}: expected a run of your own, found another user's, whose {config.model} "
-                "would run as you; read its code, and copy the folder"
+                "would run or propagate as you; read its code and config.json, and copy the folder"
             )
 
 

@@ -129,9 +129,9 @@ _ACTIONS = {
     "unless Slurm has requeued the job]",
     "read output": "read what it printed[: the end of {file}]",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
-    "check data": "[set a smaller {parameter} (--set {parameter}=... of a resumed run, whose last checkpoint is "
-    "finite), and ]check the {values} with `python -m ogbnlib verify`[; {guide} has the line that repairs {repaired} "
-    "in a script of your own]",
+    "check data": "[set a smaller {parameter} or weight_decay (--set NAME=..., also of a resumed run: a checkpoint is "
+    "always finite), and ]check the {values} with `python -m ogbnlib verify`[; {guide} has the line that repairs "
+    "{repaired} in a script of your own]",
     "run without workers": "run with num_workers=0 and PYTHONFAULTHANDLER=1 to see where it ended, under a "
     "memory_limit to see a kill; after a crash install versions of torch and its extensions that match",
     "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; a run under a memory_limit shows it",

@@ -20,7 +20,7 @@ from ..graph.npz import load
 from ..graph.store import is_store
 from ..graph.store_format import SPLITS
 from .columns import Table
-from .description import FILE_ROLES, LEFT_OUT, DataFile, Description, missing_roles
+from .description import DESCRIPTION, FILE_ROLES, LEFT_OUT, DataFile, Description, missing_roles
 from .formats import READABLE, ending, files_of, format_of, is_parts
 from .tables import open_table
 
@@ -146,6 +146,7 @@ def _stem(path: Path) -> str:  # "nodes" of "Nodes.csv.gz"
 def _drafts(folder: Path) -> list[_Draft]:
     """Return the files and folders of parts, those with a canonical name last and in order."""
     paths = [path for path in sorted(folder.iterdir()) if path.name[0] not in "._"]
+    paths = [path for path in paths if path.name != DESCRIPTION]
     paths = [path for path in paths if path.is_file() or (is_parts(path) and not is_store(path))]
     # two files of one canonical name, such as nodes.csv and nodes.npy: the name does not decide
     counts = Counter(map(_stem, paths))

@@ -18,7 +18,7 @@ from .. import kernel_cache
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming
 from ..files import home
-from ..forecast.memory_parts import hop_size
+from ..forecast.memory_parts import has_own_dtype, hop_size
 from ..forecast.pass_memory import MODEL, Pass
 from ..graph.store import Store
 from ..launcher import job_cores, local_ranks, resolve_device
@@ -213,6 +213,12 @@ def _open(
         loaders = config.policy.load()  # the policy's class
         store: Store = loaders.trained_store(  # one rank propagates features, the others wait
             graph, config, log, say=progress.say, progress=progress.keep, check=check
+        )
+    is_ignored = config.feature_dtype not in ("float32", store.feature_dtype)
+    if is_ignored and has_own_dtype(config, store):
+        progress.note(
+            f"feature_dtype: {store.path} has {store.feature_dtype} features, which are read as they "
+            f"are; convert again for {config.feature_dtype}"
         )
     log.mark("dataset", path=str(store.path), **asdict(store.size))
     log.mark("note", ranks=ranks.num_ranks)

@@ -176,7 +176,11 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(
 @pytest.mark.usefixtures("tiny_budget")
 @pytest.mark.parametrize(
     ("value", "dtype", "match"),
-    [(np.inf, "int8", "row 7"), (70_000, "float16", "65504.* row 7; .*float32")],
+    [
+        (np.inf, "int8", "row 7"),
+        (70_000, "float16", "65504.* row 7; .*float32"),
+        (1e39, "float32", "row 7; scale"),
+    ],
 )
 def test_features_that_cannot_be_held_are_counted(
     raw: Path, tmp_path: Path, graph: dict[str, Any], value: float, dtype: Any, match: str

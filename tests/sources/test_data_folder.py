@@ -297,7 +297,11 @@ def test_splits_may_be_rows_if_no_id_is_a_name(
     src, dst = small["edge_index"]
     names = np.arange(SMALL) + 100
     files = {"edges.csv": lines(names[src], names[dst], header="src,dst"), "nodes.npy": names}
-    folder = write_small(tmp_path / "own", small, {**files, "README.md": "# Our graph"})
+    folder = write_small(
+        tmp_path / "own",
+        small,
+        {**files, "README.md": "# Our graph", "dataset.yaml": "undirected: false"},
+    )
     np.save(folder / "year.npy", names)
     same(read_all(open_source(folder)), small)
     notes = capsys.readouterr().err.splitlines()

@@ -328,3 +328,6 @@ def test_code_in_the_run_folder_of_another_user_is_refused(own: Config, model: s
     ):
         with pytest.raises(InputError, match=r"^run: expected a run of your own, .*copy the"):
             work()
+    Path("run/config.json").rename("run/model.py")  # a new run, which the copy of a model awaits
+    with pytest.raises(InputError, match=r"^run: expected a run of your own, "):
+        train(config, "run", resume=True)

@@ -163,6 +163,16 @@ def test_a_child_that_refuses_other_data_leaves_the_run(
     assert same(weights(folder), straight.model.state_dict())
 
 
+def test_a_dtype_that_a_store_on_disk_does_not_have_is_noted(
+    tiny_config: Config, tmp_path: Path, others: dict[str, str]
+) -> None:
+    config = tiny_config(loading="store", dataset=others["moved"], epochs=1)
+    for dtype, is_noted in (("float16", True), ("int8", True), ("float32", False)):
+        train(config.replace(feature_dtype=dtype), tmp_path / dtype)
+        notes = [event.get("text", "") for event in Run(tmp_path / dtype).events]
+        assert any("feature_dtype: " in note for note in notes) == is_noted
+
+
 def test_an_edited_config_is_held_against_the_checkpoint(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "hidden_channels": 16, "seed": 5}))
