@@ -146,15 +146,12 @@ def find_cgroup(pid: int | str = "self") -> Cgroup | None:
         if ".." in folder.parts or not folder.is_dir():
             folder = mount
         for group in Cgroup(folder, version, mount).lineage():
-            if version == 1 or _counts_memory(group.path):
-                return group
+            # The host's root cgroup of v2 lists the controller but has none of its files.
+            has_files = (group.path / "memory.current").exists()
+            usable = read_whole(f"{group.path}/cgroup.controllers") or b""
+            if version == 1 or has_files or b"memory" in usable.split():
+                return group  # else it does not count memory, but an ancestor does
     return None
-
-
-def _counts_memory(path: Path) -> bool:  # of v2; without its own counters an ancestor counts
-    # The host's root cgroup lists the controller but has none of its files.
-    controllers = read_whole(f"{path}/cgroup.controllers") or b""
-    return (path / "memory.current").exists() or b"memory" in controllers.split()
 
 
 def _mounts() -> Iterator[tuple[int, str, Path]]:
