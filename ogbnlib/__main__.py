@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,14 @@ from .data_commands import app, read_options, say, show
 from .display import steady_output
 from .errors import InputError, clear_errors, naming
 from .files import home
+from .memory.limits import check_addresses
 from .memory.record import RunPaths
-from .memory.signals import Stopped
+from .memory.signals import STOP_SIGNALS, Stopped, die_with_parent, end_in_order, handled
 from .runs.codes import exit_code_of
 from .runs.diagnosis import sentence_of
 from .runs.folder import Run
 
+_COMPUTE = ("plan", "train", "predict", "synth", "convert", "doctor")  # with torch or numba
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 
 
@@ -111,22 +114,20 @@ def train(
     # with --json standard output gets the JSON object alone
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = _run_to_its_end(
-            lambda: run(
-                planned,
-                memory_limit,
-                echo=not as_json,
-                run_dir=run_dir,
-                resume=resume,
-                limit_by=limit_by,
-                num_ranks=ranks,
-            )
+            run,
+            planned,
+            memory_limit,
+            echo=not as_json,
+            run_dir=run_dir,
+            resume=resume,
+            limit_by=limit_by,
+            num_ranks=ranks,
         )
     _show_end(done, as_json)
     raise typer.Exit(done.exit_code or 0)
 
 
 def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
-    from .memory.signals import die_with_parent
     from .training.child import exit_code
     from .training.distributed import end
     from .training.train import train as train_here
@@ -194,9 +195,7 @@ def watch(
     from .runs.sandbox import watch as watch_command
 
     done = _run_to_its_end(
-        lambda: watch_command(
-            command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json
-        )
+        watch_command, command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json
     )
     _show_end(done, as_json, err=True)
     raise typer.Exit(done.exit_code or 0)
@@ -272,10 +271,10 @@ def doctor(as_json: option.Json = False) -> None:
     raise typer.Exit(int(failed))
 
 
-def _run_to_its_end(start: Callable[[], Run]) -> Run:
+def _run_to_its_end(start: Callable[..., Run], *arguments: object, **options: object) -> Run:
     """Return a run after its end, even if a signal stopped it; Ctrl-C exits with code 130."""
     try:
-        return start()
+        return start(*arguments, **options)
     except Stopped as stopped:
         return stopped.run
     except KeyboardInterrupt as stop:
@@ -287,12 +286,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command line, by default this process's; return its exit code: 2 after bad input or a
     full disk. These and a refused allocation (1) print one sentence in place of a traceback."""
     code: int | str | None = 0
-    with steady_output() as output:
+    numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    with steady_output() as output, handled(end_in_order, numbers):
         try:
             with clear_errors():
                 with naming("working folder"):
                     # raises if the folder is deleted: torch's MKL would end the process in it
                     folder = os.getcwd()
+                if {*(arguments or sys.argv[1:])[:1]} & {*_COMPUTE}:
+                    check_addresses()
                 # As `python -m` does, for a model in a module of the working folder.
                 if not sys.flags.safe_path and folder not in sys.path:
                     sys.path.append(folder)
@@ -305,6 +307,9 @@ def main(arguments: list[str] | None = None) -> int:
             code = exit_code_of(error)
         except SystemExit as end:
             code = end.code
+            if isinstance(code, signal.Signals):
+                say(f"ended by {code.name}")
+                code += 128
             if isinstance(code, str):  # sys.exit(text) in the code of a model
                 say(code)
                 code = 1

@@ -49,22 +49,22 @@ def whereabouts() -> str:
     return f"; the working folder is {Path.cwd()}"
 
 
-def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
+def write_atomically(path: StrPath, write: Callable[[Any], object], alone: bool = False) -> None:
     """Write a file whole or not at all.
 
     Args:
         path: The file to write or replace.
         write: Called with a hidden sibling, open for reading and writing bytes; the sibling is
             synced and then renamed to `path`.
+        alone: Whether the caller has a lock, so that a call may overwrite what a killed one left.
     """
     path = Path(path)
-    part = sibling_path(path, f"{uuid.uuid4().hex}.part")
-    with naming(path):
+    part = sibling_path(path, "part" if alone else f"{uuid.uuid4().hex}.part")
+    with naming(path), open(part, "w+b", opener=open_to_write) as file:
         try:
-            with open(part, "x+b") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)  # after an error
@@ -273,7 +273,9 @@ def _lock(path: StrPath) -> int | None:
                 return None
             if os.fstat(descriptor).st_nlink:  # else the last owner has just deleted it: try again
                 os.ftruncate(descriptor, 0)
-                write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                with contextlib.suppress(OSError):  # a full disk: the text is only for messages
+                    text = f"process {os.getpid()} on {socket.gethostname()}\n"
+                    write_all(descriptor, text.encode())
                 stack.pop_all()  # keeps the descriptor open
                 return descriptor
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import MB, cli, official_csv, raw_arrays, tree, write_run
 
-from ogbnlib.__main__ import main
+from ogbnlib.__main__ import _COMPUTE, app, main
 from ogbnlib.config import TrainConfig
 from ogbnlib.sources.ogb import open_raw
 
@@ -102,6 +103,34 @@ def test_plan_prints_the_ladder() -> None:
     assert [rungs[0]["you have"], rungs[-1]["you have"]] == ["512 GB", "4 GB"]
     for rung in rungs:
         assert rung["you have"] in text.stdout
+
+
+def test_few_addresses_are_refused_where_torch_or_numba_is_imported(
+    tmp_path: Path, tiny_store: Path
+) -> None:
+    def limited(command: str, kilobytes: int) -> subprocess.CompletedProcess[str]:
+        argv = [f"ulimit -v {kilobytes}; exec {sys.executable} -m ogbnlib {command}"]
+        one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy takes addresses for each thread
+        return subprocess.run(
+            ["bash", "-c", *argv], cwd=tmp_path, env=one, capture_output=True, text=True
+        )
+
+    for command in _COMPUTE:
+        done = limited(command, 1_000_000)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("error: ulimit -v: expected at least 2.00 GB")
+    light = {
+        "watch": "--run-dir run -- true",
+        "status": "run",
+        "diagnose": "run",
+        "verify": str(tiny_store),
+        "notebooks": "new",
+        "download": "--help",
+    }
+    for command, arguments in light.items():
+        assert limited(f"{command} {arguments}", 300_000).returncode == 0, command
+    callbacks = [entry.callback for entry in app.registered_commands]
+    assert {one.__name__ for one in callbacks if one} == {*_COMPUTE, *light}
 
 
 def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,6 +51,8 @@ def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> No
     refused = pytest.raises(InputError, match=f"a: it is made by process {os.getpid()} on ")
     with locked(*lock), refused, locked(*lock):
         pass
+    with files_of(0), locked(*lock):  # the owner's name in it can't be written
+        pass
     assert not list(tmp_path.iterdir())
 
 
@@ -81,6 +84,18 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
     with new_folder(tmp_path / "new") as folder:
         (folder / "whole").write_text("x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "whole"]
+
+
+def test_the_next_write_under_a_lock_replaces_what_a_killed_one_left(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from ogbnlib.files import write_atomically\n"
+        "write_atomically(sys.argv[1], lambda file: os.kill(os.getpid(), 9), alone=True)"
+    )
+    path = tmp_path / "a.csv"
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == -9
+    assert left_in(tmp_path) == [".a.csv.part"]
+    files.write_atomically(path, lambda file: file.write(b"x"), alone=True)
+    assert tree(tmp_path) == {"a.csv": b"x"}
 
 
 PLANTED: dict[str, Callable[[Path, Path], None]] = {
@@ -267,6 +282,9 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "`ulimit -f`" in done.stderr.splitlines()[-1]
+    call = f"ulimit -f 0; exec {sys.executable} -m ogbnlib watch --run-dir none -- true"
+    assert subprocess.run(["bash", "-c", call], cwd=tmp_path).returncode == 2
+    assert tree(tmp_path / "none") == {".lock": b""}  # so that the same command can be tried again
     call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir"
     for command, code, word in (
         ("head -c 100000 /dev/zero; exit 3", 3, "File too large; the record has gaps"),
@@ -323,3 +341,25 @@ def test_an_interrupted_conversion_leaves_no_file(tmp_path: Path, tiny_dir: Path
     with pytest.raises(KeyboardInterrupt):
         convert(tiny_dir, tmp_path / "a.store", progress=stop)
     assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_stop_signal_ends_a_command_in_order(tmp_path: Path, name: str, is_ignored: bool) -> None:
+    number = signal.Signals[name]
+    code = (
+        "import os, signal; from pathlib import Path; from ogbnlib.sources import synth\n"
+        "def write(path, **options):\n"
+        "    with synth.new_folder(path):\n"
+        f"        [os.kill(os.getpid(), signal.{name}) for _ in range(2)]\n"
+        "synth.synthesize_store = write; synth.synthesize = write\n"
+        f"signal.signal(signal.{name}, signal.SIG_{'IGN' if is_ignored else 'DFL'})\n"
+        "from ogbnlib.__main__ import main; raise SystemExit(main(['synth', 'a']))"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    if is_ignored:
+        assert (tmp_path / "a").is_dir()
+    else:
+        assert (done.returncode, done.stderr) == (128 + number, f"ended by {name}\n")
+        assert tree(tmp_path) == {}

@@ -103,9 +103,9 @@ def predict(
             with contextlib.closing(chunks):
                 _write_file(file, target, chunks, graph, ids, scores)
             if ids_bytes:  # last, when nothing else can fail
-                write_atomically(ids_path, lambda ids_file: ids_file.write(ids_bytes))
+                write_atomically(ids_path, lambda part: part.write(ids_bytes), alone=True)
 
-        write_atomically(target, write)
+        write_atomically(target, write, alone=True)
     return target
 
 

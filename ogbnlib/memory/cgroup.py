@@ -146,12 +146,11 @@ def find_cgroup(pid: int | str = "self") -> Cgroup | None:
         if ".." in folder.parts or not folder.is_dir():
             folder = mount
         for group in Cgroup(folder, version, mount).lineage():
-            # Without its own counters in v2 an ancestor counts. The host's root cgroup lists the
-            # controller but has none of its files.
-            listed = read_whole(f"{group.path}/cgroup.controllers") or b""
-            has_counters = (group.path / "memory.current").exists()
-            if version == 1 or has_counters or b"memory" in listed.split():
-                return group
+            # The host's root cgroup of v2 lists the controller but has none of its files.
+            has_files = (group.path / "memory.current").exists()
+            usable = read_whole(f"{group.path}/cgroup.controllers") or b""
+            if version == 1 or has_files or b"memory" in usable.split():
+                return group  # else it does not count memory, but an ancestor does
     return None
 
 

@@ -12,6 +12,7 @@ instead of a kill.
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,12 +22,25 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from ..errors import InputError, format_bytes
+from ..errors import GB, InputError, format_bytes
 from .cgroup import Cgroup, find_cgroup
 from .reading import Reading, read_memory
 from .tree import Tree
 
 KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
+# Under `ulimit -v`. Imports map 1.1 GB with 2 processors, and more with more; below that, OpenBLAS
+# and torch hang or end in tracebacks.
+_ADDRESS_BYTES = 2 * GB
+
+
+def check_addresses() -> None:
+    """Refuse a `ulimit -v` under which torch or numba can't be imported."""
+    address_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= address_bytes < _ADDRESS_BYTES:  # -1 is no limit
+        raise InputError(
+            f"ulimit -v: expected at least {format_bytes(_ADDRESS_BYTES)} of addresses for Python "
+            f"and torch, got {format_bytes(address_bytes)}; start this from a shell without it"
+        )
 
 
 class Limit:
@@ -275,24 +289,18 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:  # or why it
     reasons = []
     for parent in own.lineage():  # the own cgroup first
         try:
-            if name == "cgroup v2":
-                _pass_memory_on(parent)
+            if name == "cgroup v2":  # whose children get the memory controller only from `parent`
+                # Moving from one child to another takes the right to write to `parent`.
+                os.close(os.open(parent.path / "cgroup.procs", os.O_WRONLY))
+                control = parent.path / "cgroup.subtree_control"
+                if "memory" not in control.read_text().split():
+                    control.write_text("+memory")
             return _CgroupLimit(limit_bytes, parent)
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
         if name == "cgroup v1" or parent.has_limit:  # v1 has no such rule
             break
     return "; ".join(reasons)
-
-
-def _pass_memory_on(parent: Cgroup) -> None:
-    """Pass the memory controller on to the children of a v2 cgroup; raise `OSError` if this process
-    may not move into a child."""
-    # Moving from one child to another takes the right to write to the parent's cgroup.procs.
-    os.close(os.open(parent.path / "cgroup.procs", os.O_WRONLY))
-    control = parent.path / "cgroup.subtree_control"
-    if "memory" not in control.read_text().split():
-        control.write_text("+memory")
 
 
 def _try_systemd(limit_bytes: int | None) -> Limit | str:  # or why it is impossible

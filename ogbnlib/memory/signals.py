@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ..environment import PARENT_VARIABLE
 
@@ -116,6 +116,15 @@ def take_over(handler: Callable[[int, object], None] | signal.Handlers) -> None:
     for number in _without_nohup(STOP_SIGNALS):
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def end_in_order(number: int, frame: object) -> NoReturn:
+    """Handler that ends this process by `SystemExit(signal)`, so that its files are removed."""
+    take_over(signal.SIG_IGN)  # a closed terminal sends two signals
+    # Python drops an exception within a destructor. Then the kernel ends this process, still before
+    # Slurm's SIGKILL, 30 s after the signal.
+    signal.alarm(25)
+    raise SystemExit(signal.Signals(number))
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:

@@ -111,14 +111,21 @@ class Attempt:
         self.config = config
         self.run_dir = earlier.run_dir
         self.paths = earlier.paths
-        self.recorder = Recorder(self.run_dir)  # creates the two files below
-        self._sizes = {  # bytes before this attempt, see `_write`
-            path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
+        self._sizes = {  # bytes before this attempt
+            path: path.stat().st_size if path.exists() else 0
+            for path in (self.paths.events, self.paths.timeline)
         }
         self._job = os.environ.get("SLURM_JOB_ID")
         if "SLURM_ARRAY_TASK_ID" in os.environ:  # as sacct names a task: 123_4
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
-        self.recorder.log.mark("start", **info, slurm_job=self._job)
+        try:
+            self.recorder = Recorder(self.run_dir)
+            self.recorder.log.mark("start", **info, slurm_job=self._job)
+        except OSError:  # such as a full disk
+            for path, num_bytes in self._sizes.items():
+                if not num_bytes:
+                    path.unlink(missing_ok=True)
+            raise
         self.paths.result.unlink(missing_ok=True)
         sync(self.run_dir)  # else the old result may be back after a power cut
         self._begin = time.monotonic()

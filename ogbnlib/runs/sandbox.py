@@ -7,7 +7,6 @@ cgroup's limit also covers the page cache that they fill.
 import contextlib
 import functools
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from ..environment import (
     RUN_VARIABLE,
     WATCHED_VARIABLE,
 )
-from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
+from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import StrPath
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
@@ -38,7 +37,7 @@ from ..graph.store import GraphSize
 from ..launcher import check_precision, resolve_device
 from ..memory.cgroup import effective_limit
 from ..memory.killed import Action
-from ..memory.limits import Limit, make_limit
+from ..memory.limits import Limit, check_addresses, make_limit
 from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, Stopped, handled
@@ -55,9 +54,6 @@ from .render import Diagnosis
 from .supervise import supervise
 from .texts import last_words
 
-# Under `ulimit -v`. Imports map 1.1 GB with 2 processors, and more with more; below that, OpenBLAS
-# and torch hang or end in tracebacks.
-_ADDRESS_BYTES = 2 * GB
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
 _HOOK = str(Path(memory.__file__).parent / "hook")
 
@@ -153,7 +149,13 @@ def run(
     """
     config = _check_arguments(config, run_dir, resume, live, num_ranks)
     limit_bytes = _attainable(memory_limit, run_dir if resume else None)
-    _check_trainer_limit(limit_bytes)
+    if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
+        raise InputError(
+            f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "
+            f"torch take, whatever the data, got {format_bytes(limit_bytes)}; "
+            "`python -m ogbnlib plan` forecasts what a run needs"
+        )
+    check_addresses()
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     earlier = _choose_folder(
         run_dir, runs_dir, name, limit_bytes, lambda run: _has_config(run, config)
@@ -163,14 +165,7 @@ def run(
             return earlier
         resume = True
     return _train(
-        config,
-        earlier.run_dir,
-        limit_bytes,
-        limit_by,
-        resume=resume,
-        echo=echo,
-        live=live,
-        num_ranks=num_ranks,
+        config, earlier, limit_bytes, limit_by, num_ranks, resume=resume, echo=echo, live=live
     )
 
 
@@ -193,19 +188,20 @@ def _check_arguments(
 
 def _train(
     config: TrainConfig,
-    folder: Path,
+    earlier: Run,
     limit_bytes: int | None,
     limit_by: str,
+    num_ranks: int,
     *,
     resume: bool,
     echo: bool,
     live: bool,
-    num_ranks: int,
 ) -> Run:
-    """Train in `folder`, a new one or that of the run to resume, in a child under the limit.
+    """Train in the folder of `earlier`, a new run or the one to resume, in a child under the limit.
 
     A finished run is returned as it is; in a notebook a run that surely won't fit is not started.
     """
+    folder = earlier.run_dir
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
@@ -328,22 +324,6 @@ def _attainable(memory_limit: str | int | None, before: StrPath | None = None) -
         lower = f"is above {source}: the limit is {format_bytes(available)}"
         print(f"memory_limit: {format_bytes(requested)} {lower}", file=sys.stderr)
     return min(requested, available)
-
-
-def _check_trainer_limit(limit_bytes: float | None) -> None:
-    """Refuse limits under which no training can begin, even with a small graph."""
-    if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
-        raise InputError(
-            f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "
-            f"torch take, whatever the data, got {format_bytes(limit_bytes)}; "
-            "`python -m ogbnlib plan` forecasts what a run needs"
-        )
-    address_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= address_bytes < _ADDRESS_BYTES:  # -1 is no limit
-        raise InputError(
-            f"ulimit -v: expected at least {format_bytes(_ADDRESS_BYTES)} of addresses for Python "
-            f"and torch, got {format_bytes(address_bytes)}; start this from a shell without it"
-        )
 
 
 def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnosis | None:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -172,11 +171,6 @@ def test_a_limit_below_pythons_own_memory_is_refused(tiny_config: Config, tmp_pa
     assert not [*tmp_path.iterdir()]
     small = watch(["true"], "20 MB", run_dir=tmp_path / "other")  # another command may be small
     assert small.exit_code == 0
-    call = f"{sys.executable} -m ogbnlib train --run-dir {tmp_path}/run --set dataset=none"
-    argv = ["bash", "-c", f"ulimit -v 1500000; {call}"]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert done.stderr.startswith("error: ulimit -v: expected at least 2.00 GB")
 
 
 def test_a_run_that_must_finish_raises_exit_code_and_diagnosis(tmp_path: Path) -> None:
