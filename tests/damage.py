@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ogbnlib.graph.store_format import HEADER_BYTES, META, meta_crc32, npy_header
+from ogbnlib.graph.store_format import HEADER_BYTES, META, FileInfo, meta_crc32, npy_header
 
 
 def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
@@ -18,16 +18,14 @@ def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> No
     put(path, name, values)
 
 
-def put(path: Path, name: str, values: np.ndarray, **entries: object) -> None:
-    """Put an array of any type and shape in place of another one, and change entries of store.json."""
+def put(path: Path, name: str, values: np.ndarray) -> None:
+    """Put an array of any type and shape in place of another one."""
     data = values.tobytes()
     (path / f"{name}.npy").write_bytes(npy_header(values.dtype, values.shape) + data)
-    meta = json.loads((path / META).read_text()) | entries
-    meta["files"][name] = {
-        **{"dtype": values.dtype.str, "shape": list(values.shape)},
-        **{"bytes": HEADER_BYTES + len(data), "crc32": zlib.crc32(data)},
-    }
-    change_meta(path, meta)
+    meta = json.loads((path / META).read_text())
+    info = FileInfo(values.dtype.str, values.shape, HEADER_BYTES + len(data), zlib.crc32(data))
+    meta["files"][name] = vars(info)
+    change_meta(path, json.loads(json.dumps(meta)))
 
 
 def change_meta(path: Path, meta: dict[str, Any]) -> None:

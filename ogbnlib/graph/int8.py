@@ -1,13 +1,12 @@
 """Features stored in one byte per value."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from ..errors import InputError
 from .npz import Array
-from .store_format import INT8_VERSION
 
 
 class Int8Columns(NamedTuple):
@@ -36,10 +35,6 @@ class Int8Columns(NamedTuple):
                 "infinite once decoded from int8; replace its largest values, or scale it down"
             )
         return columns
-
-    def entries(self) -> dict[str, Any]:
-        """Return the entries to add to store.json."""
-        return {"version": INT8_VERSION, "int8": [part.tolist() for part in self]}
 
     def encode(self, values: Array) -> Array:
         """Return the nearest codes, int8, of float values [n, F]."""

@@ -307,11 +307,22 @@ class Store(GraphSize):
         with naming(self.file_path(name), "text in UTF-8", "convert the original data again"):
             return decoded(out)
 
+    def check_offsets(self) -> None:
+        """Refuse a damaged `colptr`, or one that does not ascend from 0 to the number of edges."""
+        expected = f"expected ascending offsets from 0 to {self.num_edges} edges, found"
+        last = 0  # the last offset of the chunk before
+        for begin, offsets in self.chunks("colptr", checked=True):
+            falls = np.flatnonzero(offsets < np.append(last, offsets[:-1]))  # below the one before
+            if len(falls):
+                raise self.damaged("colptr", f"{expected} a lower one at {begin + falls[0]}")
+            last = int(offsets[-1])
+        if (self.colptr[0], last) != (0, self.num_edges):
+            raise self.damaged("colptr", f"{expected} {self.colptr[0]} to {last}")
+
     def read_edge_index(self) -> Array:
         """Return all edges int64 [2, E], column by column; row 0 has sources, row 1 targets."""
         edge_index = np.empty((2, self.num_edges), np.int64)
-        for _ in self.chunks("colptr", checked=True):  # compares the checksum
-            pass
+        self.check_offsets()
         for begin, sources in self.chunks("row", checked=True):
             edge_index[0, begin : begin + len(sources)] = sources
         step = 2**16  # columns at a time: their arrays are small

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, create_model
 
 from ..errors import InputError, naming
 from ..files import StrPath, parse_json, read_whole, whereabouts
@@ -69,23 +69,23 @@ class FileInfo:
     crc32: int
 
 
-class Meta(BaseModel):
-    """The entries of store.json; those of later versions are ignored."""
-
-    model_config = ConfigDict(strict=True)
-
-    name: str
-    num_nodes: PositiveInt
-    num_edges: int
-    num_features: PositiveInt
-    num_classes: Annotated[int, Field(ge=0, le=2**24)]  # the most that a conversion accepts
-    undirected: bool
-    origin: dict[str, Any]
-    files: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], FileInfo]  # no path
-    crc32: int
-    hops: PositiveInt | None = None
-    int8: tuple[list[float], list[float]] | None = None  # scale and offset of each feature
-    summary: dict[str, Any] = {}
+_ArrayName = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # no path out of the folder
+# The entries of store.json, but for its format and version; those of later versions are ignored.
+_Meta = create_model(
+    "_Meta",
+    name=(str, ...),
+    num_nodes=(PositiveInt, ...),
+    num_edges=(int, ...),
+    num_features=(PositiveInt, ...),
+    num_classes=(Annotated[int, Field(ge=0, le=2**24)], ...),  # the most that is converted
+    undirected=(bool, ...),
+    origin=(dict[str, Any], ...),
+    files=(dict[_ArrayName, FileInfo], ...),
+    crc32=(int, ...),
+    hops=(PositiveInt | None, None),
+    int8=(tuple[list[float], list[float]] | None, None),  # scale and offset of each feature
+    summary=(dict[str, Any], {}),
+)
 
 
 def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
@@ -96,14 +96,18 @@ def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
 
 
-def _check_layout(meta: Meta) -> None:
+def _check_layout(meta: Any) -> None:
     """Refuse arrays of other types or shapes than store.json's numbers ask for."""
     if meta.int8:
         scale, offset = np.abs(np.reshape(meta.int8, (2, meta.num_features)))
         if (127 * scale + offset).max() >= 2.0**128:
             raise ValueError("int8: expected columns whose values are finite in float32")
-    lengths = dict.fromkeys(("x", "y", "node_id", "node_name"), meta.num_nodes)  # others: any
-    lengths |= {"colptr": meta.num_nodes + 1, "row": meta.num_edges}
+    shapes = dict.fromkeys(("y", "node_id", "node_name"), (meta.num_nodes,)) | {
+        **{"colptr": (meta.num_nodes + 1,), "row": (meta.num_edges,)},
+        "x": (meta.num_nodes, meta.num_features),
+    }
+    if meta.num_classes == 0:  # targets are [N] or [N, T]
+        shapes["y"] += meta.files["y"].shape[1:2]
     dtypes_of = {  # without the byte order, texts without their width
         **{"colptr": "i8", "row": "i4 i8", "node_id": "i4 i8", "node_name": "i8 S"},
         **{"label_name": "S", **dict.fromkeys(SPLITS, "i8")},
@@ -114,10 +118,7 @@ def _check_layout(meta: Meta) -> None:
         shape = meta.files[name].shape
         dtype = meta.files[name].dtype[1:]
         dtypes = dtypes_of.get(name, dtype)
-        columns = shape[1:2] if (name, meta.num_classes) == ("y", 0) else ()  # targets [N, T]
-        if name == "x":
-            columns = (meta.num_features,)
-        expected = (lengths.get(name, shape[0]), *columns)
+        expected = shapes.get(name, shape[:1])  # others: any length
         if not dtype.startswith(tuple(dtypes.split())) or shape != expected:
             raise ValueError(f"expected {name}.npy of {dtypes} {expected}, found {dtype} {shape}")
 
@@ -128,8 +129,8 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def read_meta(path: Path) -> Meta:
-    """Return the entries of a store's store.json, whose values are possible."""
+def read_meta(path: Path) -> Any:
+    """Return the entries of a store's store.json, checked, as attributes: those of `_Meta`."""
     file = path / META
     if not file.is_file():
         raise InputError(
@@ -152,7 +153,7 @@ def read_meta(path: Path) -> Meta:
         )
     with naming(file, "the entries of a store", "convert again"):
         try:
-            entries = Meta.model_validate_json(text)
+            entries = _Meta.model_validate_json(text, strict=True)
         except ValidationError as error:  # all problems, in several lines each
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))

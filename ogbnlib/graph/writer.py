@@ -105,15 +105,7 @@ class StoreWriter:
 def check_for_training(store: Store) -> None:
     """Refuse a store with offsets, splits or labels that training can't use. Ids in `row` are checked
     where they are read: by the kernels, or with the checksum."""
-    expected = f"expected ascending offsets from 0 to {store.num_edges} edges, found"
-    last = 0  # the last offset of the chunk before
-    for begin, offsets in store.chunks("colptr", checked=True):
-        falls = np.flatnonzero(offsets < np.append(last, offsets[:-1]))  # below the one before
-        if len(falls):
-            raise store.damaged("colptr", f"{expected} a lower one at {begin + falls[0]}")
-        last = int(offsets[-1])
-    if (store.colptr[0], last) != (0, store.num_edges):
-        raise store.damaged("colptr", f"{expected} {store.colptr[0]} to {last}")
+    store.check_offsets()
 
     def labelled(ids: Array) -> Array:
         labels = store.y[ids]

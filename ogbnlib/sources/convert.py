@@ -25,7 +25,7 @@ from ..graph.int8 import Int8Columns
 from ..graph.node_set import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store, is_store, open_store
-from ..graph.store_format import index_dtype, label_dtype
+from ..graph.store_format import INT8_VERSION, index_dtype, label_dtype
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
 from ..io.blocks import DROP_BYTES
@@ -186,7 +186,8 @@ class _Conversion:
                 return
             with self._features(np.float32) as chunks:  # the first pass finds the columns' ranges
                 columns = Int8Columns.covering(chunks, width, self.source.features_at)
-            self.writer.entries |= columns.entries()
+            self.writer.entries["version"] = INT8_VERSION
+            self.writer.entries["int8"] = [part.tolist() for part in columns]
             with self._features(np.float32) as chunks:
                 self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))
         except BaseException:
@@ -338,8 +339,7 @@ def convert(
     # Bytes for the progress: features, edges as they are read and as they are sorted.
     # A feature in int8 counts twice, as it is read twice; a pass for mean and deviation counts 1.
     value_bytes = (2 if x_dtype == np.int8 else x_dtype.itemsize) + bool(options.standardize)
-    x_bytes = source.num_nodes * source.num_features * value_bytes
-    total = x_bytes + 16 * source.num_edges + temporary
+    total = source.num_nodes * source.num_features * value_bytes + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress) as done:

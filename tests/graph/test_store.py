@@ -153,7 +153,6 @@ def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) 
         ("colptr", lambda v: v.__setitem__(0, 1), "ascending|found 1 and"),
         ("colptr", lambda v: v.__setitem__(5, v[-1] + 1), "ascending .*6"),
         ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "ascending .* 0 to"),
-        # differences of int64 would be positive
         ("colptr", lambda v: v.__setitem__([1, 2, 3], [2**62, -(2**63), -(2**62)]), "ascending"),
         ("row", lambda v: v.__setitem__(3, -1), "ids from 0 to .*-1"),
         ("row", lambda v: v.__setitem__(slice(None), 300), "ids from 0 to 299, found 300"),
@@ -162,7 +161,7 @@ def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) 
         ("train", lambda v: v.__setitem__(0, -1), "-1"),
         ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
         ("y", lambda v: v.__setitem__(slice(None), 10**3), "label"),
-        ("y", lambda v: v.__setitem__(-1, -2), "labels from -1"),
+        ("y", lambda v: v.__setitem__(-1, -2), "label"),
     ],
 )
 def test_impossible_values_with_a_right_checksum_are_found(
@@ -171,6 +170,8 @@ def test_impossible_values_with_a_right_checksum_are_found(
     rewrite(copy, name, change)
     (problem,) = verify_store(copy)
     assert re.search(match, problem), problem
+    with pytest.raises(InputError, match=match):
+        convert(copy, copy.with_name("new"), progress=False)
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -184,15 +185,11 @@ TYPES = {
     "num_features": [8.0, 0],
     "num_nodes": [300.0, 0],
     "num_edges": [1200.0],
-    "origin": [[1], None],
-    "undirected": ["no", None],
-    "name": [5, None],
+    **{"origin": [[1], None], "undirected": ["no", None], "name": [5, None]},
     "hops": ["2", -1, True],
     "int8": [[[1.0] * 8], [[1.0] * 8] * 3, [["1"] * 8] * 2, [[1.0] * 8] * 2, [[3e38] * 8] * 2],
-    "files": [[], None],
-    "summary": [None],
+    **{"files": [[], None], "summary": [None]},
 }
-FILE_TYPES = {"crc32": "1", "shape": [-1], "dtype": "|O", "bytes": 4096}
 CHANGES += [{name: value} for name, values in TYPES.items() for value in values]
 
 
@@ -214,19 +211,12 @@ def test_a_store_with_fields_of_earlier_versions_opens(copy: Path) -> None:
         assert verify_store(copy) == []
 
 
-@pytest.mark.parametrize("entry", FILE_TYPES)
-def test_an_array_of_a_wrong_description_is_refused(copy: Path, entry: str) -> None:
+@pytest.mark.parametrize("entry", [{"crc32": "1"}, {"shape": [-1]}, {"dtype": "|O"}, {"bytes": 9}])
+def test_an_array_of_a_wrong_description_is_refused(copy: Path, entry: dict[str, Any]) -> None:
     meta = json.loads((copy / META).read_text())
-    meta["files"]["x"][entry] = FILE_TYPES[entry]
+    meta["files"]["x"] |= entry
     change_meta(copy, meta)
-    (problem,) = verify_store(copy)
-    assert "x" in problem
-
-
-def put_each_empty(path: Path) -> None:
-    for name in (*SPLITS, "row", "x", "y"):
-        put(path, name, np.load(path / f"{name}.npy")[:0], num_nodes=0, num_edges=0)
-    put(path, "colptr", np.zeros(1, np.int64))
+    assert "x" in verify_store(copy)[0]
 
 
 @pytest.mark.parametrize(
@@ -235,8 +225,6 @@ def put_each_empty(path: Path) -> None:
         (lambda p: put(p, "x", np.ones((300, 8), ">f4")), "files.x.dtype"),
         (lambda p: put(p, "y", np.ones(300, ">i2")), "files.y.dtype"),
         (lambda p: put(p, "x", np.ones((300, 8), np.int8)), "expected x.npy of f2 f4"),
-        (lambda p: put(p, "x", np.ones((300, 0), "f4"), num_features=0), "num_features"),
-        (put_each_empty, "num_nodes"),
         (lambda p: put(p, "../evil", np.arange(5)), "files.../evil"),
         (lambda p: put(p, "node_name", np.ones(300)), "node_name.npy of i8 S"),
         (lambda p: put(p, "label_name", np.array([b"\xff\xfe"] * 4)), "label_name.npy: .*UTF-8"),
