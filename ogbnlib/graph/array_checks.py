@@ -1,6 +1,5 @@
 """Checks of features and splits that hold for any source and for a store."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -22,8 +21,7 @@ def is_labelled(rows: Array) -> Array:
     """Return which rows of labels [n] or float targets [n] or [n, T] have a value, bool [n]."""
     if rows.dtype.kind != "f":  # classes; -1 is none
         return rows >= 0
-    values = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # [n] as [n, 1]
-    return np.count_nonzero(~np.isnan(values), axis=1) > 0
+    return np.count_nonzero(~np.isnan(rows), axis=tuple(range(1, rows.ndim))) > 0
 
 
 def split_problems(

@@ -1,13 +1,12 @@
 """Features stored in one byte per value."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from ..errors import InputError
 from .npz import Array
-from .store_format import INT8_VERSION
 
 
 class Int8Columns(NamedTuple):
@@ -28,8 +27,7 @@ class Int8Columns(NamedTuple):
             np.maximum(high, values.max(axis=0, initial=-np.inf), out=high)
         scale = np.where(high > low, (high - low) / 254, 1.0)  # a constant column is its offset
         columns = cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
-        with np.errstate(over="ignore"):  # refused below
-            ends = columns.decode(np.full((2, num_features), [[-127], [127]], np.int8))
+        ends = columns.decode(np.full((2, num_features), [[-127], [127]], np.int8))
         wide = np.flatnonzero(~np.isfinite(ends).all(axis=0))  # columns
         if len(wide):
             raise InputError(
@@ -38,10 +36,6 @@ class Int8Columns(NamedTuple):
             )
         return columns
 
-    def entries(self) -> dict[str, Any]:
-        """Return the entries to add to store.json."""
-        return {"version": INT8_VERSION, "int8": [part.tolist() for part in self]}
-
     def encode(self, values: Array) -> Array:
         """Return the nearest codes, int8, of float values [n, F]."""
         return np.clip(np.rint((values - self.offset) / self.scale), -127, 127).astype(np.int8)
@@ -49,6 +43,7 @@ class Int8Columns(NamedTuple):
     def decode(self, codes: Array, columns: slice = slice(None)) -> Array:
         """Return the values, float32, of some columns of int8 codes [n, F]."""
         values = codes[:, columns].astype(np.float32)  # changed in place, to need one copy only
-        values *= self.scale[columns]
-        values += self.offset[columns]
+        with np.errstate(over="ignore", invalid="ignore"):  # `finite` refuses such values
+            values *= self.scale[columns]
+            values += self.offset[columns]
         return values

@@ -6,7 +6,7 @@ import math
 import mmap
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from .store_format import (
     FileInfo,
     Stamp,
     check_file,
-    check_layout,
     read_meta,
     replaced,
     stamp,
@@ -164,7 +163,7 @@ class Store(GraphSize):
         return self.path / f"{name}.npy"
 
     def _check_meta(self) -> None:  # that store.json is the one that `open_store` read
-        if not (self.path / META).is_file() or read_meta(self.path)["crc32"] != self.crc32:
+        if not (self.path / META).is_file() or read_meta(self.path).crc32 != self.crc32:
             raise replaced(self.path / META)
 
     def check_file(self, name: str, file: StrPath | int) -> None:
@@ -201,10 +200,8 @@ class Store(GraphSize):
 
     def open_file(self, name: str) -> io.FileIO:
         """Open the file of array `name` for reading, with the check of `check_file`."""
-        try:
-            file = io.FileIO(str(self.file_path(name)))
-        except FileNotFoundError:
-            raise replaced(self.file_path(name)) from None
+        self.check_file(name, self.file_path(name))  # that it exists
+        file = io.FileIO(str(self.file_path(name)))
         self.check_file(name, file.fileno())
         return file
 
@@ -219,10 +216,8 @@ class Store(GraphSize):
         info = self.files[name]
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])  # [] multiplies to 1
         file = self.file_path(name)
-        try:
-            array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
-        except FileNotFoundError:
-            raise replaced(file) from None
+        self.check_file(name, file)  # that it exists
+        array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
         self.check_file(name, array.descriptor)
         return array
 
@@ -252,8 +247,8 @@ class Store(GraphSize):
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""
         return InputError(
-            f"{self.file_path(name)}: {problem}; run `python -m ogbnlib verify {self.path}`, then "
-            "copy or convert the store again"
+            f"{self.file_path(name)}: {problem}; copy or convert the store again, then check it by "
+            f"`python -m ogbnlib verify {self.path}`"
         )
 
     @cached_property
@@ -267,8 +262,11 @@ class Store(GraphSize):
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
         """Yield array `name` in pieces of about 8 MB, read, not mapped; each with the index of its
-        first row. With `checked`, a wrong checksum raises an `InputError` after the last piece."""
+        first row. With `checked`, an id in `row` or a class in `y` that the store does not have is
+        an `InputError`, as is a wrong checksum after the last piece."""
         info = self.files[name]
+        ranges = {"row": ("ids", 0, self.num_nodes), "y": ("labels", -1, self.num_classes)}
+        kind, low, high = ranges.get(name, ("", 0, 0))  # 0, too, if targets replace classes
         file = self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
         step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))  # in rows; no columns: 0 bytes
@@ -283,6 +281,11 @@ class Store(GraphSize):
                     raise InputError(f"{file}: the file became shorter while it was read")
                 if checked:
                     crc32 = zlib.crc32(values.data, crc32)
+                if checked and high and (values.min() < low or values.max() >= high):
+                    wrong = values[(values < low) | (values >= high)][0]
+                    raise self.damaged(
+                        name, f"expected {kind} from {low} to {high - 1}, found {wrong}"
+                    )
                 yield begin, values.reshape(shape)
         if checked and crc32 != info.crc32:
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
@@ -293,25 +296,33 @@ class Store(GraphSize):
         # Ids out of range would read foreign memory, so checksums are compared; that of features
         # (56 GB in papers100M), which are only checked to be finite, is left to `verify`.
         info = self.files[name]
-        chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
-        stored = np.dtype(info.dtype)
-        if name == "x" and self.int8:
-            chunks = map(self.decode, chunks)
-            stored = np.dtype(np.float32)
-        out = np.empty(info.shape, dtype or stored)
-        if out.dtype.kind == "f" and name != "y":  # targets may be NaN, for none
-            chunks = finite(chunks, out.dtype, str(self.file_path(name)))
+        chunks: Iterator[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
+        out = np.empty(info.shape, dtype or (np.float32 if info.dtype == "|i1" else info.dtype))
+        if name == "x":
+            chunks = finite(map(self.decode, chunks), out.dtype, str(self.file_path(name)))
         begin = 0
         for values in chunks:
             out[begin : begin + len(values)] = values
             begin += len(values)
-        return decoded(out)
+        with naming(self.file_path(name), "text in UTF-8", "convert the original data again"):
+            return decoded(out)
+
+    def check_offsets(self) -> None:
+        """Refuse a damaged `colptr`, or one that does not ascend from 0 to the number of edges."""
+        expected = f"expected ascending offsets from 0 to {self.num_edges} edges, found"
+        last = 0  # the last offset of the chunk before
+        for begin, offsets in self.chunks("colptr", checked=True):
+            falls = np.flatnonzero(offsets < np.append(last, offsets[:-1]))  # below the one before
+            if len(falls):
+                raise self.damaged("colptr", f"{expected} a lower one at {begin + falls[0]}")
+            last = int(offsets[-1])
+        if (self.colptr[0], last) != (0, self.num_edges):
+            raise self.damaged("colptr", f"{expected} {self.colptr[0]} to {last}")
 
     def read_edge_index(self) -> Array:
         """Return all edges int64 [2, E], column by column; row 0 has sources, row 1 targets."""
         edge_index = np.empty((2, self.num_edges), np.int64)
-        for _ in self.chunks("colptr", checked=True):  # compares the checksum
-            pass
+        self.check_offsets()
         for begin, sources in self.chunks("row", checked=True):
             edge_index[0, begin : begin + len(sources)] = sources
         step = 2**16  # columns at a time: their arrays are small
@@ -327,34 +338,14 @@ def open_store(path: StrPath) -> Store:
     """Open a store in milliseconds; checks sizes, dtypes and shapes of files, not their content."""
     path = home(path).absolute()
     meta = read_meta(path)
-    with naming(path / META, "the entries of a store", "convert again"):
-        files = {
-            name: FileInfo(**{**entry, "shape": tuple(entry["shape"])})
-            for name, entry in meta["files"].items()
-        }
-        check_layout(path, meta, files)
-        int8 = [  # scale and offset; nothing for other features
-            np.array(part, np.float32).reshape(meta["num_features"])
-            for part in meta.get("int8", [])
-        ]
+    int8 = Int8Columns(*np.array(meta.int8, np.float32)) if meta.int8 else None
     return Store(
         path=path,
-        crc32=meta["crc32"],
-        files=files,
-        stamps={name: check_file(path / f"{name}.npy", info) for name, info in files.items()},
+        stamps={name: check_file(path / f"{name}.npy", info) for name, info in meta.files.items()},
         stored="store",
-        name=meta["name"],
-        num_nodes=meta["num_nodes"],
-        num_edges=meta["num_edges"],
-        num_features=meta["num_features"],
-        num_classes=meta["num_classes"],
-        undirected=meta["undirected"],
-        origin=meta["origin"],
-        feature_itemsize=np.dtype(files["x"].dtype).itemsize,
-        num_seeds={split: files[split].shape[0] for split in SPLITS},
-        hops=meta.get("hops"),
-        int8=Int8Columns(*int8) if int8 else None,
-        summary=meta.get("summary", {}),
+        feature_itemsize=np.dtype(meta.files["x"].dtype).itemsize,
+        num_seeds={split: meta.files[split].shape[0] for split in SPLITS},
+        **{**vars(meta), "int8": int8},
     )
 
 

@@ -1,17 +1,19 @@
 """The format of a store: its files, their headers, and store.json."""
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, create_model
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..files import StrPath, parse_json, read_whole, whereabouts
 
 SPLITS = ("train", "valid", "test")
@@ -61,10 +63,29 @@ HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 class FileInfo:
     """One array of a store: little-endian dtype, shape, size of the file, CRC-32 of its data."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Annotated[str, Field(pattern=r"^(<[fi][248]|\|i1|\|S[1-9][0-9]{0,8})$")]
+    shape: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
     bytes: int
     crc32: int
+
+
+_ArrayName = Annotated[str, Field(pattern="^[a-z0-9_]+$")]  # no path out of the folder
+# The entries of store.json, but for its format and version; those of later versions are ignored.
+_Meta = create_model(
+    "_Meta",
+    name=(str, ...),
+    num_nodes=(PositiveInt, ...),
+    num_edges=(int, ...),
+    num_features=(PositiveInt, ...),
+    num_classes=(Annotated[int, Field(ge=0, le=2**24)], ...),  # the most that is converted
+    undirected=(bool, ...),
+    origin=(dict[str, Any], ...),
+    files=(dict[_ArrayName, FileInfo], ...),
+    crc32=(int, ...),
+    hops=(PositiveInt | None, None),
+    int8=(tuple[list[float], list[float]] | None, None),  # scale and offset of each feature
+    summary=(dict[str, Any], {}),
+)
 
 
 def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
@@ -75,32 +96,31 @@ def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
 
 
-# the dtypes that each array may have, without the byte order; of `y`, those of classes
-_DTYPES = {
-    **{"colptr": "i8", "row": "i4 i8", "x": "f2 f4 i1", "y": "i2 i8", "node_id": "i4 i8"},
-    **dict.fromkeys(SPLITS, "i8"),
-}
-
-
-def check_layout(path: Path, meta: Mapping[str, Any], files: Mapping[str, FileInfo]) -> None:
-    """Refuse a store whose arrays have other types or shapes than store.json's numbers ask for."""
-    num_nodes = meta["num_nodes"]
-    lengths = dict.fromkeys(("x", "y", "node_id", "node_name"), num_nodes)  # others: any length
-    lengths |= {"colptr": num_nodes + 1, "row": meta["num_edges"]}
-    for name in {"colptr", "row", "x", "y", *SPLITS, *files}:  # missing: KeyError, see open_store
-        shape = files[name].shape
-        dtype = np.dtype(files[name].dtype).str[1:]  # without the byte order
-        are_targets = name == "y" and meta["num_classes"] == 0
-        dtypes = "f4" if are_targets else _DTYPES.get(name, dtype)  # any for names
-        columns = shape[1:2] if are_targets else ()  # targets are [N] or [N, T]
-        if name == "x":
-            columns = (meta["num_features"],)
-        expected = (lengths.get(name, shape[0]), *columns)
-        if dtype not in dtypes.split() or shape != expected:
-            raise InputError(
-                f"{path / META}: expected {name}.npy of {dtypes} {expected}, found {dtype} {shape}; "
-                "convert again"
-            )
+def _check_layout(meta: Any) -> None:
+    """Refuse arrays of other types or shapes than store.json's numbers ask for."""
+    if meta.int8:
+        scale, offset = np.abs(np.reshape(meta.int8, (2, meta.num_features)))
+        if (127 * scale + offset).max() >= 2.0**128:
+            raise ValueError("int8: expected columns whose values are finite in float32")
+    shapes = dict.fromkeys(("y", "node_id", "node_name"), (meta.num_nodes,)) | {
+        **{"colptr": (meta.num_nodes + 1,), "row": (meta.num_edges,)},
+        "x": (meta.num_nodes, meta.num_features),
+    }
+    if meta.num_classes == 0:  # targets are [N] or [N, T]
+        shapes["y"] += meta.files["y"].shape[1:2]
+    dtypes_of = {  # without the byte order, texts without their width
+        **{"colptr": "i8", "row": "i4 i8", "node_id": "i4 i8", "node_name": "i8 S"},
+        **{"label_name": "S", **dict.fromkeys(SPLITS, "i8")},
+        "x": "i1" if meta.int8 else "f2 f4",
+        "y": "i2 i8" if meta.num_classes else "f4",
+    }
+    for name in {"colptr", "row", "x", "y", *SPLITS, *meta.files}:  # missing: KeyError
+        shape = meta.files[name].shape
+        dtype = meta.files[name].dtype[1:]
+        dtypes = dtypes_of.get(name, dtype)
+        expected = shapes.get(name, shape[:1])  # others: any length
+        if not dtype.startswith(tuple(dtypes.split())) or shape != expected:
+            raise ValueError(f"expected {name}.npy of {dtypes} {expected}, found {dtype} {shape}")
 
 
 def meta_crc32(meta: Mapping[str, Any]) -> int:
@@ -109,8 +129,8 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def read_meta(path: Path) -> dict[str, Any]:
-    """Return the content of a store's store.json."""
+def read_meta(path: Path) -> Any:
+    """Return the entries of a store's store.json, checked, as attributes: those of `_Meta`."""
     file = path / META
     if not file.is_file():
         raise InputError(
@@ -131,7 +151,15 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{file}: checksum mismatch: the file was damaged or edited; convert again"
         )
-    return meta
+    with naming(file, "the entries of a store", "convert again"):
+        try:
+            entries = _Meta.model_validate_json(text, strict=True)
+        except ValidationError as error:  # all problems, in several lines each
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{place}: {first['msg']}, got {first['input']!r:.40}") from None
+        _check_layout(entries)
+    return entries
 
 
 def check_file(file: Path, info: FileInfo) -> Stamp:
@@ -141,9 +169,11 @@ def check_file(file: Path, info: FileInfo) -> Stamp:
     with open(file, "rb") as stream:
         stamped = stamp(stream.fileno())
         header = stream.read(HEADER_BYTES)
-    if stamped.size != info.bytes:
+    expected = HEADER_BYTES + math.prod(info.shape) * np.dtype(info.dtype).itemsize
+    if not expected == info.bytes == stamped.size:
         raise InputError(
-            f"{file}: expected {info.bytes} bytes, found {stamped.size}; copy the store or convert again"
+            f"{file}: expected {expected} bytes, found {stamped.size}, and {info.bytes} in {META}; "
+            "copy the store or convert again"
         )
     if header != npy_header(info.dtype, info.shape):
         raise InputError(

@@ -14,7 +14,7 @@ from ..errors import InputError, explained
 from ..files import StrPath, write_json
 from ..io.blocks import Stream
 from ..progress import counted
-from .array_checks import is_labelled, split_problems
+from .array_checks import finite, is_labelled, split_problems
 from .npz import Array
 from .store import Store, open_store
 from .store_format import (
@@ -26,6 +26,7 @@ from .store_format import (
     FileInfo,
     meta_crc32,
     npy_header,
+    read_meta,
 )
 
 
@@ -93,31 +94,18 @@ class StoreWriter:
             "origin": dict(origin),
             **self.entries,  # may replace the version, for int8
             "files": {name: vars(info) for name, info in sorted(self._files.items())},
+            "hops": hops,
         }
-        if hops is not None:
-            meta["hops"] = hops
         if num_classes == 0:  # targets; a reader of their version, the highest, knows int8, too
             meta["version"] = TARGETS_VERSION
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
+        read_meta(self.folder)  # refuses what no store has, such as no nodes
 
 
 def check_for_training(store: Store) -> None:
     """Refuse a store with offsets, splits or labels that training can't use. Ids in `row` are checked
     where they are read: by the kernels, or with the checksum."""
-    last = 0  # the last offset of the chunk before
-    for begin, offsets in store.chunks("colptr"):
-        falls = np.flatnonzero(np.diff(offsets, prepend=last) < 0)  # below the offset before
-        if len(falls):
-            raise store.damaged(
-                "colptr", f"expected ascending offsets, found a lower one at {begin + falls[0]}"
-            )
-        last = int(offsets[-1])
-    if (store.colptr[0], last) != (0, store.num_edges):
-        raise store.damaged(
-            "colptr",
-            f"expected to begin with 0 and to end with {store.num_edges} edges, found "
-            f"{store.colptr[0]} and {last}",
-        )
+    store.check_offsets()
 
     def labelled(ids: Array) -> Array:
         labels = store.y[ids]
@@ -129,23 +117,25 @@ def check_for_training(store: Store) -> None:
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
-    sound store. Other bad values, such as NaN in `x`, need no check: a conversion refuses them."""
+    sound store: checksums, ids, classes, splits, and features that are not finite."""
     problems = []
     try:
         store = open_store(path)  # checks store.json, and the sizes and headers of the files
         with counted("verify", store.nbytes, progress) as done:
             for name, info in store.files.items():
-                crc32 = 0
-                for _, rows in store.chunks(name):
-                    crc32 = zlib.crc32(rows.data, crc32)
-                    done(rows.nbytes)
-                if crc32 != info.crc32:
-                    problems.append(
-                        f"{store.file_path(name)}: expected the checksum {info.crc32:08x}, found "
-                        f"{crc32:08x}; copy or convert the store again"
+                chunks: Iterator[Array] = (part for _, part in store.chunks(name, checked=True))
+                if name == "x":
+                    chunks = finite(
+                        map(store.decode, chunks), np.float32, str(store.file_path(name))
                     )
+                try:
+                    for rows in chunks:
+                        done(info.bytes * len(rows) // info.shape[0])
+                except InputError as error:
+                    problems.append(str(error))
         if not problems:  # else a damaged array would be reported twice
             check_for_training(store)
+            _ = store.class_names  # decodes them
     except (InputError, OSError) as error:  # ends the check: the store can't be read further
         problems.append(str(explained(error)))
     return problems

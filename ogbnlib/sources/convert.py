@@ -25,7 +25,7 @@ from ..graph.int8 import Int8Columns
 from ..graph.node_set import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store, is_store, open_store
-from ..graph.store_format import index_dtype, label_dtype
+from ..graph.store_format import INT8_VERSION, index_dtype, label_dtype
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
 from ..io.blocks import DROP_BYTES
@@ -140,7 +140,6 @@ class _Conversion:
         with self.writer.create(name, dtype, row_shape) as out:
             for chunk in chunks:
                 out.write(chunk)
-                self._count(chunk.nbytes)
 
     def _write_edges(self, undirected: bool, workspace: int) -> None:
         source = self.source
@@ -186,19 +185,14 @@ class _Conversion:
                     self._write_chunks("x", self.dtype, chunks, (width,))
                 return
             with self._features(np.float32) as chunks:  # the first pass finds the columns' ranges
-                columns = Int8Columns.covering(
-                    map(self._counted, chunks), width, self.source.features_at
-                )
-            self.writer.entries |= columns.entries()
+                columns = Int8Columns.covering(chunks, width, self.source.features_at)
+            self.writer.entries["version"] = INT8_VERSION
+            self.writer.entries["int8"] = [part.tolist() for part in columns]
             with self._features(np.float32) as chunks:
                 self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))
         except BaseException:
             self._stop.set()  # the first thread must not go on writing edges
             raise
-
-    def _counted(self, chunk: Array) -> Array:
-        self._count(chunk.size)  # one byte a value, as in the second pass over int8
-        return chunk
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
@@ -211,6 +205,7 @@ class _Conversion:
         first = -self._num_sampled % step  # the chunk's first row whose number `step` divides
         self._sample.append(chunk[first::step].copy())  # a view would keep the whole chunk
         self._num_sampled += len(chunk)
+        self._count(chunk.size * self.dtype.itemsize)
         return chunk
 
     def _scales(self) -> dict[str, str]:
@@ -325,6 +320,8 @@ def convert(
     """
     if not isinstance(source, Source):
         source = open_source(source, description=description)
+    if not source.num_nodes * source.num_features:
+        raise InputError(f"{source.name}: expected nodes with features, found none")
     options = source.options.overridden(
         undirected=undirected, feature_dtype=feature_dtype, standardize=standardize
     )
@@ -339,11 +336,10 @@ def convert(
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)  # before the data are read
     temporary = _check_disk(target, source, add_reverse, x_dtype)
-    # Bytes for the progress: features, int16 labels, edges as they are read and as they are sorted.
+    # Bytes for the progress: features, edges as they are read and as they are sorted.
     # A feature in int8 counts twice, as it is read twice; a pass for mean and deviation counts 1.
     value_bytes = (2 if x_dtype == np.int8 else x_dtype.itemsize) + bool(options.standardize)
-    node_bytes = source.num_features * value_bytes + 2
-    total = source.num_nodes * node_bytes + 16 * source.num_edges + temporary
+    total = source.num_nodes * source.num_features * value_bytes + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress) as done:

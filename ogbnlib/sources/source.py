@@ -15,6 +15,7 @@ from ..graph.node_set import NodeSet
 from ..graph.npz import Array, slices
 from ..graph.store import Store
 from ..graph.store_format import Stamp, stamp
+from ..graph.writer import check_for_training
 from .description import Options
 from .formats import files_of
 
@@ -145,10 +146,12 @@ def from_store(store: Store) -> Source:
             f"{store.path}: expected a graph, found propagated features, which have no edges; "
             "convert the graph, and propagate it again"
         )
+    check_for_training(store)  # `_targets` trusts the offsets
+
+    def chunks(name: str) -> Iterator[Array]:
+        return (part for _, part in store.chunks(name, checked=True))
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        for _ in store.chunks("colptr", checked=True):
-            pass  # only checks the offsets, which `_targets` trusts
         for begin, sources in store.chunks("row", checked=True):  # `begin`: number of an edge
             for part in slices(sources, chunk_edges):
                 yield part.astype(np.int64), _targets(store.colptr, begin, len(part))
@@ -163,14 +166,10 @@ def from_store(store: Store) -> Source:
         num_classes=store.num_classes,
         feature_dtype=store.feature_dtype,
         edge_chunks=edge_chunks,
-        x_chunks=lambda: (store.decode(part) for _, part in store.chunks("x", checked=True)),
-        label_chunks=lambda: (part for _, part in store.chunks("y", checked=True)),
+        x_chunks=lambda: map(store.decode, chunks("x")),
+        label_chunks=lambda: chunks("y"),
         read_splits=lambda: dict(store.splits),  # a copy, since the caller may change it
-        node_names=lambda: (
-            None
-            if names is None
-            else (np.dtype(names.dtype), (part for _, part in store.chunks("node_name")))
-        ),
+        node_names=lambda: (np.dtype(names.dtype), chunks("node_name")) if names else None,
         label_names=None if store.label_name is None else np.char.encode(store.label_name, "utf-8"),
         target_shape=store.files["y"].shape[1:],
         features_at=str(store.file_path("x")),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import csc_of, flip, raw_arrays
-from damage import change_meta, rewrite
+from damage import change_meta, put, rewrite
 
 from ogbnlib.errors import InputError, format_bytes
 from ogbnlib.graph.store import Store, open_store
@@ -152,11 +152,16 @@ def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) 
     [
         ("colptr", lambda v: v.__setitem__(0, 1), "ascending|found 1 and"),
         ("colptr", lambda v: v.__setitem__(5, v[-1] + 1), "ascending .*6"),
-        ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "end with"),
+        ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "ascending .* 0 to"),
+        ("colptr", lambda v: v.__setitem__([1, 2, 3], [2**62, -(2**63), -(2**62)]), "ascending"),
+        ("row", lambda v: v.__setitem__(3, -1), "ids from 0 to .*-1"),
+        ("row", lambda v: v.__setitem__(slice(None), 300), "ids from 0 to 299, found 300"),
+        ("x", lambda v: v.__setitem__((7, 1), np.inf), "finite .*row 7"),
         ("train", lambda v: v.__setitem__(0, 10**6), "1000000"),
         ("train", lambda v: v.__setitem__(0, -1), "-1"),
         ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
         ("y", lambda v: v.__setitem__(slice(None), 10**3), "label"),
+        ("y", lambda v: v.__setitem__(-1, -2), "label"),
     ],
 )
 def test_impossible_values_with_a_right_checksum_are_found(
@@ -165,12 +170,27 @@ def test_impossible_values_with_a_right_checksum_are_found(
     rewrite(copy, name, change)
     (problem,) = verify_store(copy)
     assert re.search(match, problem), problem
+    with pytest.raises(InputError, match=match):
+        convert(copy, copy.with_name("new"), progress=False)
 
 
 CHANGES: list[dict[str, Any]] = [
     *({"num_nodes": 10**12}, {"num_features": 10**9}, {"num_classes": 0}),
     *({"int8": [[1.0], [2.0]]}, {"files": {"x": {}}}, {"version": 4}, {"format": "other"}),
 ]
+
+
+TYPES = {
+    "num_classes": ["5", None, 4.0, True, -1, 2**40],
+    "num_features": [8.0, 0],
+    "num_nodes": [300.0, 0],
+    "num_edges": [1200.0],
+    **{"origin": [[1], None], "undirected": ["no", None], "name": [5, None]},
+    "hops": ["2", -1, True],
+    "int8": [[[1.0] * 8], [[1.0] * 8] * 3, [["1"] * 8] * 2, [[1.0] * 8] * 2, [[3e38] * 8] * 2],
+    **{"files": [[], None], "summary": [None]},
+}
+CHANGES += [{name: value} for name, values in TYPES.items() for value in values]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -189,3 +209,32 @@ def test_a_store_with_fields_of_earlier_versions_opens(copy: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert verify_store(copy) == []
+
+
+@pytest.mark.parametrize("entry", [{"crc32": "1"}, {"shape": [-1]}, {"dtype": "|O"}, {"bytes": 9}])
+def test_an_array_of_a_wrong_description_is_refused(copy: Path, entry: dict[str, Any]) -> None:
+    meta = json.loads((copy / META).read_text())
+    meta["files"]["x"] |= entry
+    change_meta(copy, meta)
+    assert "x" in verify_store(copy)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda p: put(p, "x", np.ones((300, 8), ">f4")), "files.x.dtype"),
+        (lambda p: put(p, "y", np.ones(300, ">i2")), "files.y.dtype"),
+        (lambda p: put(p, "x", np.ones((300, 8), np.int8)), "expected x.npy of f2 f4"),
+        (lambda p: put(p, "../evil", np.arange(5)), "files.../evil"),
+        (lambda p: put(p, "node_name", np.ones(300)), "node_name.npy of i8 S"),
+        (lambda p: put(p, "label_name", np.array([b"\xff\xfe"] * 4)), "label_name.npy: .*UTF-8"),
+    ],
+)
+def test_an_array_that_no_store_has_is_refused(
+    copy: Path, change: Callable[[Path], object], match: str
+) -> None:
+    change(copy)
+    (problem,) = verify_store(copy)
+    assert re.search(match, problem), problem
+    with pytest.raises(InputError, match=match):
+        convert(copy, copy.with_name("new"), progress=False)

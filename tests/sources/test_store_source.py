@@ -1,6 +1,7 @@
 """A store made into another one: the same graph, with other features or with reverse edges."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,10 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, store: Store) -> None:
     with pytest.raises(InputError, match=r"row\.npy"):
         convert(store.path, tmp_path / "new", progress=False)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("none", ["num_nodes", "num_features"])
+def test_an_empty_source_is_refused(tmp_path: Path, graph: dict[str, Any], none: str) -> None:
+    source = replace(from_arrays("any", **graph), **{none: 0})
+    with pytest.raises(InputError, match="expected nodes with features"):
+        convert(source, tmp_path / "new", progress=False)
