@@ -37,7 +37,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             # NaN for a run that was not started
             "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),
             # without a result, the time up to the last sample
-            "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
+            "run s": round(run.diagnosis.facts.duration_s or run.record.duration_s, 1),
         }
         metrics = run.metrics
         if len(metrics):  # one row for each finished epoch

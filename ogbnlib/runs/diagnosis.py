@@ -219,12 +219,12 @@ def _hold_less(record: Record, killed: KilledBy) -> Action:
     # the last sample may be 50 ms older than the kill, which came at the limit
     held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
     where: dict[str, Any] = {}
-    earlier_bytes = 0  # at the beginning of the call or phase
+    begin: Mapping[str, Any] = {}  # of the call or phase
     if record.call is not None:
-        where = {"line": record.call["line"]}
-        earlier_bytes = record.call.get("held_bytes") or 0
+        begin = record.call
+        where = {"line": begin["line"]}
     elif record.phase is not None:
+        begin = record.phase.info
         where = {"phase": record.phase.label}
-        earlier_bytes = record.phase.info.get("held_bytes") or 0
-    grown_bytes = max(0, held_bytes - earlier_bytes)
+    grown_bytes = max(0, held_bytes - (begin.get("held_bytes") or 0))
     return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})
