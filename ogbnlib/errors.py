@@ -117,8 +117,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: object) -> str:
-    """Return a text without control characters, for a terminal, a page or a picture; of invalid
-    characters, such as bytes of a file's name that are not UTF-8, their escapes."""
+    """Return a text for a terminal or a page: no control characters, invalid ones escaped."""
     return _CONTROL.sub("", str(text)).encode(errors="backslashreplace").decode()
 
 

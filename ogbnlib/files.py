@@ -123,7 +123,7 @@ def read_whole(path: Path) -> bytes:
 
 def _number(kind: Callable[[str], float], largest: float, text: str) -> float:
     number = kind(text)
-    if not abs(number) <= largest:  # NaN neither
+    if not abs(number) <= largest:  # also of NaN
         raise ValueError(f"{text[:20]}: expected a number of at most {largest:.1e}")
     return number
 
@@ -136,16 +136,15 @@ _DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_real, parse_constant=
 def decode_json(data: bytes) -> dict[str, Any]:
     """Decode a JSON object: whole numbers up to 2**63, others up to `LARGEST`, 100 levels."""
     content = {**_DECODER.decode(data.decode("utf-8-sig"))}  # fails if it is no object
-    is_deep = data.count(b"[") + data.count(b"{") > 100  # at most, as texts may have brackets
+    may_be_deep = data.count(b"[") + data.count(b"{") > 100  # texts may have brackets, too
     # a line begins with a blank for each level around it
-    if is_deep and "\n" + 101 * " " in json.dumps(content, indent=1):
+    if may_be_deep and "\n" + 101 * " " in json.dumps(content, indent=1):
         raise ValueError("more than 100 levels of lists and objects")
     return content
 
 
 def parse_json(data: bytes, path: StrPath, expected: str, remedy: str = "") -> dict[str, Any]:
-    """Decode the content of the file `path` by `decode_json`; `InputError` for other content, with
-    `path`, `expected` and `remedy` in its message."""
+    """Decode a file's content; the `InputError` names its `path`, `expected` and the `remedy`."""
     with naming(path, expected, remedy):
         return decode_json(data)
 

@@ -37,19 +37,18 @@ class Count:
         from tqdm import tqdm
 
         is_bytes = self.unit == "bytes"
-        return str(
-            tqdm.format_meter(
-                self.done,
-                self.total,
-                time.time() - self.began_s,
-                prefix=self.what or "",
-                postfix="" if self.loss is None else f"loss {self.loss:.2f}",
-                ascii=True,
-                unit="B" if is_bytes else "it",
-                unit_scale=is_bytes,
-                unit_divisor=1024,
-            )
+        line: str = tqdm.format_meter(
+            self.done,
+            self.total,
+            time.time() - self.began_s,
+            prefix=self.what or "",
+            postfix="" if self.loss is None else f"loss {self.loss:.2f}",
+            ascii=True,
+            unit="B" if is_bytes else "it",
+            unit_scale=is_bytes,
+            unit_divisor=1024,
         )
+        return line
 
 
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call with it

@@ -85,14 +85,12 @@ def parse_events(data: bytes) -> Iterator[Event]:
 
 def _is_sound(event: Event) -> bool:  # it has all needed fields, with the right types
     needed = {"time_s", "event", *_NEEDED.get(event.get("event", ""), [])}
-    # A needed field that is missing or null stays None here, which is neither number nor text.
-    values: Event = dict.fromkeys(needed) | {
-        name: value for name, value in event.items() if value is not None
-    }
-    numbers = [value for name, value in values.items() if name.endswith(_NUMERIC)]
-    texts = [values[name] for name in needed if not name.endswith(_NUMERIC)]
+    known = {name: value for name, value in event.items() if value is not None}
+    numbers = [value for name, value in known.items() if name.endswith(_NUMERIC)]
+    texts = [known[name] for name in needed & known.keys() if not name.endswith(_NUMERIC)]
     return (
-        all(isinstance(text, str) for text in texts)
+        needed <= known.keys()
+        and all(isinstance(text, str) for text in texts)
         # `type`, because True is an instance of int
         and all(type(number) in (int, float) for number in numbers)
         and isinstance(event.get("command") or [], list)  # of a "start"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..config import TrainConfig
 from ..display import html_card
 from ..errors import InputError, clear_errors, naming
-from ..files import StrPath, home, is_held, parse_json, read_whole, whereabouts
+from ..files import StrPath, decode_json, home, is_held, read_whole, whereabouts
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
@@ -154,9 +154,8 @@ class Run:
         data = _content(path)
         if not data:
             return {}
-        remedy = "move the file away to have the rest of the run diagnosed"
-        with naming(path, "the result of a run", remedy):
-            result = parse_json(data, path, "the result of a run", remedy)
+        with naming(path, "the result of a run", "move the file away to have the rest diagnosed"):
+            result = decode_json(data)
             read_diagnosis(result) or read_facts(result)  # raises ValueError for wrong types
         return result
 
@@ -271,8 +270,7 @@ class Run:
     @property
     def rss_peak_bytes(self) -> int:
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
-        sampled = read_facts(self.result).sampled_peaks_bytes
-        return int(sampled.get("rss_bytes") or self.record.peaks.get("rss_bytes", 0))
+        return int(self.diagnosis.facts.sampled_peaks_bytes.get("rss_bytes", 0))
 
     @property
     def is_finished(self) -> bool:
@@ -297,9 +295,8 @@ def _content(path: Path) -> bytes:  # with clear errors for the public propertie
 def _count(run_dir: Path, record: Record) -> Count | None:
     # the trainer's count of batches or bytes, unless it is of an earlier phase than the open one
     count = read_count(RunPaths(run_dir).progress)
-    if count is None or record.phase is None or count.phase != record.phase.label:
-        return None
-    return count
+    phase = record.phase.label if record.phase else ""
+    return count if count and count.phase == phase else None
 
 
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:

@@ -96,22 +96,20 @@ def csv_table(
         for line in lines
         if line.endswith("\n") and not line.endswith(TORN) and line.count(",") == commas
     ]
-    torn = len(lines) - len(whole)
     try:
         # "round_trip" keeps the losses of the checkpoint; pandas' default parser may change their
         # last digit.
-        table = pd.read_csv(
-            io.StringIO("".join(whole)),
-            float_precision="round_trip",
-            dtype=dict.fromkeys(columns, float),  # fails for texts
-        )
+        text = "".join(whole)
+        types = dict.fromkeys(columns, float)  # fails for texts
+        table = pd.read_csv(io.StringIO(text), float_precision="round_trip", dtype=types)
         for name in optional:
             table[name] = table.get(name, np.nan)
         numbers = table[[*columns]]  # fails for missing columns
         if (numbers.abs() > LARGEST).any(axis=None) or numbers[columns[0]].isna().any():
             raise ValueError(f"a number above {LARGEST:.1e}, or a line without {columns[0]}")
-        if torn > len(whole):  # a kill tears one line in an attempt, so the file is another one
-            raise ValueError(f"{torn} lines with another number of values")
+        # a kill tears one line in an attempt, so a file with more torn lines is another one
+        if len(lines) > 2 * len(whole):
+            raise ValueError(f"{len(lines) - len(whole)} lines with another number of values")
     except (ValueError, KeyError) as error:
         raise InputError(
             f"{path}: expected the columns {','.join(columns)} in numbers, found other content "
