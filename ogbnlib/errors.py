@@ -117,8 +117,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: object) -> str:
-    """Return a text without control characters, for a terminal, a page or a picture."""
-    return _CONTROL.sub("", str(text))
+    """Return a text for a terminal or a page: no control characters, invalid ones escaped."""
+    return _CONTROL.sub("", str(text)).encode(errors="backslashreplace").decode()
 
 
 def format_bytes(count: float | None) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from .errors import InputError, clear_errors, format_bytes, naming, printable
 
 StrPath = str | os.PathLike[str]
 _MOST_BYTES = 2**30  # of a file to read; a year's events and samples have less than 100 MB
+LARGEST = 2.0**128  # of the numbers in a run's files; a loss of float32 is smaller
 
 
 def home(path: StrPath) -> Path:
@@ -119,17 +121,32 @@ def read_whole(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def parse_json(data: bytes, path: StrPath, expected: str, remedy: str = "") -> dict[str, Any]:
-    """Parse the content of the file `path`: a JSON object of finite numbers, at most 100 levels.
+def _number(kind: Callable[[str], float], largest: float, text: str) -> float:
+    number = kind(text)
+    if not abs(number) <= largest:  # also of NaN
+        raise ValueError(f"{text[:20]}: expected a number of at most {largest:.1e}")
+    return number
 
-    Any other content is an `InputError`, whose message has `path`, `expected` and `remedy`.
-    """
-    with naming(path, expected, remedy):
-        content = {**json.loads(data)}  # fails if it is no object
-        text = json.dumps(content, indent=1, allow_nan=False)  # fails for NaN and infinity
-        if "\n" + 101 * " " in text:  # a line begins with a blank for each level around it
-            raise ValueError("more than 100 levels of lists and objects")
+
+_whole = functools.partial(_number, int, 2**63)
+_real = functools.partial(_number, float, LARGEST)
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_real, parse_constant=_real)
+
+
+def decode_json(data: bytes) -> dict[str, Any]:
+    """Decode a JSON object: whole numbers up to 2**63, others up to `LARGEST`, 100 levels."""
+    content = {**_DECODER.decode(data.decode("utf-8-sig"))}  # fails if it is no object
+    may_be_deep = data.count(b"[") + data.count(b"{") > 100  # texts may have brackets, too
+    # a line begins with a blank for each level around it
+    if may_be_deep and "\n" + 101 * " " in json.dumps(content, indent=1):
+        raise ValueError("more than 100 levels of lists and objects")
     return content
+
+
+def parse_json(data: bytes, path: StrPath, expected: str, remedy: str = "") -> dict[str, Any]:
+    """Decode a file's content; the `InputError` names its `path`, `expected` and the `remedy`."""
+    with naming(path, expected, remedy):
+        return decode_json(data)
 
 
 def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:

@@ -1,16 +1,14 @@
 """Progress of work in bytes or batches, in the format of tqdm."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from .display import Live
 from .errors import format_bytes
-from .files import read_whole
+from .files import parse_json, read_whole
 
 
 def seconds(value: float) -> str:
@@ -21,9 +19,6 @@ def seconds(value: float) -> str:
     if value < 5970:  # 99.5 min
         return f"{value / 60:.2g} min"
     return f"{value / 3600:.1f} h"
-
-
-_FORMATS: dict[str, Any] = {"bytes": {"unit": "B", "unit_scale": True, "unit_divisor": 1024}}
 
 
 @dataclass
@@ -41,17 +36,19 @@ class Count:
     def __str__(self) -> str:
         from tqdm import tqdm
 
-        return str(
-            tqdm.format_meter(
-                self.done,
-                self.total,
-                time.time() - self.began_s,
-                prefix=self.what or "",
-                postfix="" if self.loss is None else f"loss {self.loss:.2f}",
-                ascii=True,
-                **_FORMATS.get(self.unit, {}),
-            )
+        is_bytes = self.unit == "bytes"
+        line: str = tqdm.format_meter(
+            self.done,
+            self.total,
+            time.time() - self.began_s,
+            prefix=self.what or "",
+            postfix="" if self.loss is None else f"loss {self.loss:.2f}",
+            ascii=True,
+            unit="B" if is_bytes else "it",
+            unit_scale=is_bytes,
+            unit_divisor=1024,
         )
+        return line
 
 
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call with it
@@ -59,8 +56,8 @@ Progress = bool | Callable[[Count], object]  # whether to show it, or a function
 
 def read_count(path: Path) -> Count | None:
     """Read a progress.json; None if it is missing, half written or has other content."""
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-        count = Count(**json.loads(read_whole(path)))
+    with contextlib.suppress(OSError, ValueError, TypeError, ArithmeticError):
+        count = Count(**parse_json(read_whole(path), path, "a count"))
         str(count)  # fails if a value is not a number
         return count
     return None

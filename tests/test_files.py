@@ -313,7 +313,11 @@ def test_a_missing_path_is_named_with_the_working_folder(
 
 @pytest.mark.parametrize(
     "content",
-    ["[]", "null", "", '{"a', '{"a": NaN}', '{"a": [-1e400]}', '{"a":' * 101 + "1" + "}" * 101],
+    [
+        *("[]", "null", "", '{"a', '{"a":' * 101 + "1" + "}" * 101),
+        *(f'{{"a": [{number}]}}' for number in ("NaN", "-1e400", "1e39", 2**63 + 1, -(10**400))),
+    ],
+    ids=lambda content: content[:20],
 )
 def test_json_of_a_run_or_a_store_is_one_finite_object(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError, match=r"^x\.json: expected a run, found damage .*; delete it$"):

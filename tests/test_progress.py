@@ -84,7 +84,11 @@ def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[
 
 def test_what_is_no_count_is_none(tmp_path: Path) -> None:
     assert read_count(tmp_path / "progress.json") is None
-    for damage in ("{", "[" * 200_000, '{"total": 1, "other": 2}'):
+    damages = ["{", "[" * 200_000, '{"total": 1, "other": 2}']
+    for name in ("total", "done", "loss", "began_s"):
+        numbers = (f"1{'0' * 400}", "Infinity", "NaN", "1e400")
+        damages += [f'{{"total": 1, "{name}": {number}}}' for number in numbers]
+    for damage in damages:
         (tmp_path / "progress.json").write_text(damage)
         assert read_count(tmp_path / "progress.json") is None
 

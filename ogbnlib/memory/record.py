@@ -5,7 +5,6 @@ week as after a minute.
 """
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -14,6 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ..errors import printable
+from ..files import decode_json
 from .growth import Growth
 from .reading import Reading
 
@@ -76,32 +77,28 @@ BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and ano
 def parse_events(data: bytes) -> Iterator[Event]:
     """Yield the events in these lines; skip damaged lines and lines that a kill cut off."""
     for line in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            event = decode_json(line)
             if _is_sound(event):
                 yield event
 
 
-def _is_sound(event: object) -> bool:  # it has all needed fields, with the right types
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return False
-    needed = {"time_s", *_NEEDED.get(event["event"], [])}
-    # A needed field that is missing or null stays None here, which is neither number nor text.
-    values: Event = dict.fromkeys(needed) | {
-        name: value for name, value in event.items() if value is not None
-    }
-    numbers = [value for name, value in values.items() if name.endswith(_NUMERIC)]
-    texts = [values[name] for name in needed if not name.endswith(_NUMERIC)]
+def _is_sound(event: Event) -> bool:  # it has all needed fields, with the right types
+    needed = {"time_s", "event", *_NEEDED.get(event.get("event", ""), [])}
+    known = {name: value for name, value in event.items() if value is not None}
+    numbers = [value for name, value in known.items() if name.endswith(_NUMERIC)]
+    texts = [known[name] for name in needed & known.keys() if not name.endswith(_NUMERIC)]
     return (
-        all(isinstance(text, str) for text in texts)
+        needed <= known.keys()
+        and all(isinstance(text, str) for text in texts)
         # `type`, because True is an instance of int
-        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and all(type(number) in (int, float) for number in numbers)
         and isinstance(event.get("command") or [], list)  # of a "start"
     )
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
-    return f"{name} {info['epoch']}" if "epoch" in info else name  # such as "train epoch 3"
+    return printable(f"{name} {info['epoch']}" if "epoch" in info else name)  # "train epoch 3"
 
 
 @dataclass

@@ -36,8 +36,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             # NaN for a run that was not started
             "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),
-            # without a result, the time up to the last sample
-            "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
+            "run s": round(run.diagnosis.facts.duration_s or 0, 1),
         }
         metrics = run.metrics
         if len(metrics):  # one row for each finished epoch
@@ -128,9 +127,8 @@ def best_epochs(runs: Runs) -> pd.DataFrame:
     epochs trained, and the peak in GB."""
     rows = {}
     for name, run in named(runs).items():
-        best = run.best_epoch  # a row of `metrics`
-        if best is None:  # no epoch was evaluated: a row of NaN
-            best = pd.Series(index=run.metrics.columns, dtype=float)
+        # NaN for a run of which no epoch was evaluated
+        best = pd.Series(run.best_epoch, ["epoch", "valid", "test"], dtype=float)
         rows[name] = {
             "best epoch": best["epoch"],
             "valid": best["valid"],

@@ -112,9 +112,7 @@ def explain(
     facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
-        limit_bytes = record.start.get("memory_limit_bytes")
-        present = replace(facts, sign="at work", memory_limit_bytes=limit_bytes)
-        return Diagnosis("at work", present)
+        return Diagnosis("at work", replace(facts, sign="at work"))
     if code is None:
         then = START_AGAIN if config is None else resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
@@ -156,6 +154,7 @@ def _with_record(result: Facts, record: Record) -> Facts:
         sign=str(result.exit_code),
         phase=phase.label if phase else result.phase,
         duration_s=result.duration_s or record.duration_s,
+        memory_limit_bytes=result.memory_limit_bytes or record.start.get("memory_limit_bytes"),
         limit_by=result.limit_by or record.start.get("limit_by"),
         held_bytes=record.held_bytes,
         sampled_peaks_bytes=result.sampled_peaks_bytes or record.peaks,
@@ -209,22 +208,19 @@ def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
         action = Action("sort edges once", {**loaders, "graph_bytes": graph_bytes})
     else:
         action = _hold_less(record, killed)
-    if killed.limit_bytes is None:  # the machine's memory, which a script can't raise
-        return (action,)
-    return (action, killed.raised())
+    # a script can't raise the machine's memory
+    return (action,) if killed.limit_bytes is None else (action, killed.raised())
 
 
 def _hold_less(record: Record, killed: KilledBy) -> Action:
     """Name the memory in use at the kill, and how much of it came in the open call or phase."""
     # the last sample may be 50 ms older than the kill, which came at the limit
     held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
-    where: dict[str, Any] = {}
-    earlier_bytes = 0  # at the beginning of the call or phase
+    phase = record.phase
+    begin: Mapping[str, Any] = phase.info if phase else {}
+    where: dict[str, Any] = {"phase": phase.label} if phase else {}
     if record.call is not None:
-        where = {"line": record.call["line"]}
-        earlier_bytes = record.call.get("held_bytes") or 0
-    elif record.phase is not None:
-        where = {"phase": record.phase.label}
-        earlier_bytes = record.phase.info.get("held_bytes") or 0
-    grown_bytes = max(0, held_bytes - earlier_bytes)
+        begin = record.call
+        where = {"line": begin["line"]}
+    grown_bytes = max(0, held_bytes - (begin.get("held_bytes") or 0))
     return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})

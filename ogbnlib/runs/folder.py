@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..config import TrainConfig
 from ..display import html_card
 from ..errors import InputError, clear_errors, naming
-from ..files import StrPath, home, is_held, parse_json, read_whole, whereabouts
+from ..files import StrPath, decode_json, home, is_held, read_whole, whereabouts
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
@@ -112,8 +112,7 @@ class Run:
     def samples(self) -> pd.DataFrame:
         """timeline.csv as float64: `SAMPLE_COLUMNS`, `time_s` in `time.time()` seconds."""
         path = self.paths.timeline
-        table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
-        return table.astype(float)
+        return _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -140,7 +139,7 @@ class Run:
                 f"{path}: expected a line for each epoch from 1 on, found {epochs}. Resume the run, "
                 "which rewrites the file."
             )
-        return table
+        return table.astype({"epoch": int})
 
     @property
     def best_epoch(self) -> pd.Series | None:
@@ -155,9 +154,8 @@ class Run:
         data = _content(path)
         if not data:
             return {}
-        remedy = "move the file away to have the rest of the run diagnosed"
-        with naming(path, "the result of a run", remedy):
-            result = parse_json(data, path, "the result of a run", remedy)
+        with naming(path, "the result of a run", "move the file away to have the rest diagnosed"):
+            result = decode_json(data)
             read_diagnosis(result) or read_facts(result)  # raises ValueError for wrong types
         return result
 
@@ -209,10 +207,10 @@ class Run:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """The cause of the last attempt's end; works after a SIGKILL of run or watching process."""
-        stored = read_diagnosis(self.result)
         facts = read_facts(self.result)
-        known = self.known_config
-        return stored or explain(self._folder, known, facts, self.record, self.is_at_work)
+        return read_diagnosis(self.result) or explain(
+            self._folder, self.known_config, facts, self.record, self.is_at_work
+        )
 
     @property
     def is_at_work(self) -> bool:
@@ -250,18 +248,18 @@ class Run:
     @property
     def exit_code(self) -> int | None:
         """The last attempt's exit code, 128 + N after signal N; None without a result."""
-        return self.result.get("exit_code")
+        return read_facts(self.result).exit_code
 
     @property
     def peak_bytes(self) -> int:
         """Peak memory: the cgroup's own counter, page cache included, else the largest sample."""
-        return int(self.result.get("peak_bytes") or self.held_peak_bytes)
+        return int(read_facts(self.result).peak_bytes or self.held_peak_bytes)
 
     @property
     def memory_limit_bytes(self) -> int | None:
         """The limit of the last attempt; None without one."""
         if self.result:
-            return self.result.get("memory_limit_bytes")
+            return read_facts(self.result).memory_limit_bytes
         return self.record.start.get("memory_limit_bytes")
 
     @property
@@ -272,8 +270,7 @@ class Run:
     @property
     def rss_peak_bytes(self) -> int:
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
-        sampled = self.result.get("sampled_peaks_bytes", {})
-        return int(sampled.get("rss_bytes") or self.record.peaks.get("rss_bytes", 0))
+        return int(self.diagnosis.facts.sampled_peaks_bytes.get("rss_bytes", 0))
 
     @property
     def is_finished(self) -> bool:
@@ -298,9 +295,8 @@ def _content(path: Path) -> bytes:  # with clear errors for the public propertie
 def _count(run_dir: Path, record: Record) -> Count | None:
     # the trainer's count of batches or bytes, unless it is of an earlier phase than the open one
     count = read_count(RunPaths(run_dir).progress)
-    if count is None or record.phase is None or count.phase != record.phase.label:
-        return None
-    return count
+    phase = record.phase.label if record.phase else ""
+    return count if count and count.phase == phase else None
 
 
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:

@@ -234,9 +234,7 @@ def _words_of(facts: Facts) -> str:
     elif _signal_name(facts.sign):
         default = "ended by {signal}"
     template = _ENDS.get(facts.sign, default)
-    if (
-        "{who}" not in template
-    ):  # the process inside the command that ended, if it is known: "rank 1"
+    if "{who}" not in template:  # the process in the command that ended, such as "rank 1"
         template = f"[{{who}}: ]{template}"
     return _filled(template, _values(facts))
 

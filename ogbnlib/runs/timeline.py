@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
+from ..files import LARGEST
 from ..memory.reading import Reading
 from ..memory.record import SAMPLE_COLUMNS, Event, Phase, Record
 from ..memory.recorder import TORN
@@ -34,11 +35,9 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
     for time_s, order, item in heapq.merge(moments, sampled, key=lambda moment: moment[:2]):
         if order == 1:
-            stalled_s = item.pop("stalled_s")  # the only value that is no size in bytes
-            sizes = {name: int(value) for name, value in item.items() if value == value}  # no NaN
-            if stalled_s == stalled_s:
-                sizes["stalled_s"] = stalled_s
-            record.sample(time_s, Reading(**sizes))
+            known = {name: value for name, value in item.items() if value == value}  # no NaN
+            counts = {name: int(value) for name, value in known.items() if name != "stalled_s"}
+            record.sample(time_s, Reading(**(known | counts)))
         else:
             record.event(item)
     return record
@@ -88,7 +87,7 @@ def csv_table(
     content is an `InputError`.
     """
     if not data:
-        return pd.DataFrame(columns=[*columns])
+        return pd.DataFrame(columns=[*columns], dtype=float)
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
     commas = lines[0].count(",")  # of the header
     # A resumed run ends a line that a kill cut off, even inside its last number, with TORN.
@@ -97,18 +96,20 @@ def csv_table(
         for line in lines
         if line.endswith("\n") and not line.endswith(TORN) and line.count(",") == commas
     ]
-    torn = len(lines) - len(whole)
     try:
         # "round_trip" keeps the losses of the checkpoint; pandas' default parser may change their
         # last digit.
-        table = pd.read_csv(io.StringIO("".join(whole)), float_precision="round_trip")
+        text = "".join(whole)
+        types = dict.fromkeys(columns, float)  # fails for texts
+        table = pd.read_csv(io.StringIO(text), float_precision="round_trip", dtype=types)
         for name in optional:
             table[name] = table.get(name, np.nan)
-        table[[*columns]].astype(float)  # a check: raises for missing columns and texts
-        if not np.isfinite(table[columns[0]].astype(float)).all():
-            raise ValueError(f"{columns[0]} that is not finite")
-        if torn > len(whole):  # a kill tears one line in an attempt, so the file is another one
-            raise ValueError(f"{torn} lines with another number of values")
+        numbers = table[[*columns]]  # fails for missing columns
+        if (numbers.abs() > LARGEST).any(axis=None) or numbers[columns[0]].isna().any():
+            raise ValueError(f"a number above {LARGEST:.1e}, or a line without {columns[0]}")
+        # a kill tears one line in an attempt, so a file with more torn lines is another one
+        if len(lines) > 2 * len(whole):
+            raise ValueError(f"{len(lines) - len(whole)} lines with another number of values")
     except (ValueError, KeyError) as error:
         raise InputError(
             f"{path}: expected the columns {','.join(columns)} in numbers, found other content "

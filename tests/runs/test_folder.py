@@ -16,6 +16,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph.store import open_store
 from ogbnlib.memory.growth import Growth
 from ogbnlib.memory.record import METRIC_COLUMNS
+from ogbnlib.notebook import compare_runs
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -121,7 +122,11 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("value", ["x", {"a": 1}, 1e400], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    ["x", {"a": 1}, 1e400, 10**400, "\ud800"],
+    ids=["a text", "an object", "infinite", "too large", "half a character"],
+)
 def test_an_event_of_another_version_is_no_traceback(tmp_path: Path, value: object) -> None:
     for event in KINDS:
         for name in event:
@@ -130,6 +135,31 @@ def test_an_event_of_another_version_is_no_traceback(tmp_path: Path, value: obje
             run = write_run(tmp_path / f"{KINDS.index(event)} {name}", exit_code=76, events=events)
             everything(run)
             assert len(Run(run).phase_memory) <= 1
+
+
+@pytest.mark.parametrize("number", ["inf", "1e400", "1" * 400])
+@pytest.mark.parametrize("name", ["timeline.csv", "metrics.csv"])
+def test_a_number_too_large_in_a_column_is_named(tmp_path: Path, name: str, number: str) -> None:
+    path = write_run(tmp_path / "run", exit_code=None) / name
+    (tmp_path / "run" / "metrics.csv").write_text(METRICS)
+    header, first, *rest = path.read_text().splitlines()
+    for i in range(1, header.count(",") + 1):
+        values = first.split(",")
+        values[i] = number
+        path.write_text("\n".join([header, ",".join(values), *rest, ""]))
+        with pytest.raises(InputError, match=f"^{path}: expected the columns "):
+            everything(tmp_path / "run")
+
+
+def test_a_table_takes_a_result_that_someone_edited(tmp_path: Path) -> None:
+    edited: dict[str, Any] = {"duration_s": None, "memory_limit_bytes": "4096"}
+    events = [{"time_s": 100.0, "event": "begin", "phase": "\ud800", "epoch": 1}]
+    folder = write_run(tmp_path / "run", events=events, **edited)
+    row = compare_runs(folder).loc["run"]
+    assert row["run s"] == Run(folder).record.duration_s > 0
+    assert row["in phase"] == r"\ud800 1"
+    assert Run(folder)._repr_html_().isprintable()
+    assert Run(folder).memory_limit_bytes == 4096
 
 
 def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
