@@ -13,7 +13,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from .errors import InputError, naming, parse_bytes, split_name
-from .files import home
+from .files import decode_json, home
 from .registry import MODELS
 
 
@@ -80,8 +80,8 @@ def _model(value: object) -> object:
 
 def _arguments(value: object) -> object:
     try:
-        arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
-        return json.loads(json.dumps(arguments, allow_nan=False))  # tuples become lists, as saved
+        text = (value.strip() or "{}") if isinstance(value, str) else json.dumps(value)
+        return decode_json(text.encode())  # as it is saved: tuples become lists
     except (TypeError, ValueError):
         raise ValueError(
             f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}'

@@ -87,7 +87,12 @@ def predict(
             check_new(ids_path)
     has_hops = store.hops is not None  # has propagated features
     if not (has_hops or sampled):
-        _check_exact(config.model)
+        exact = [name for name, entry in MODELS.items() if entry.load().exact_weights]
+        if config.model not in exact:
+            raise InputError(
+                f"model: every neighbor can be counted for {' and '.join(exact)}, got {config.model}; "
+                "add --sampled"
+            )
     say(f"{saved.path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if has_hops:
@@ -162,14 +167,6 @@ def _wanted(nodes: Nodes, store: Store) -> Array | range:
     if isinstance(nodes, np.ndarray | torch.Tensor) and np.asarray(nodes).dtype.kind in "iub":
         return node_ids(nodes, store)
     return node_ids(store.ids(nodes), store)
-
-
-def _check_exact(model: str) -> None:
-    exact = [name for name, entry in MODELS.items() if entry.load().exact_weights]
-    if model not in exact:
-        raise InputError(
-            f"model: every neighbor can be counted for {' and '.join(exact)}, got {model}; add --sampled"
-        )
 
 
 def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:

@@ -239,9 +239,9 @@ class Recorder:
         def write(reading: Reading) -> None:
             try:
                 self.add(round(time.time(), 4), reading)  # rounded as in both files
-                is_killed = bool(watched.killed_by)  # the processes of this reading have ended
                 has_grown = reading.rss_sum_bytes > 1.25 * self._listed_bytes  # by a quarter
-                if self.record.is_command and has_grown and not is_killed:
+                # after a kill the processes of this reading have ended
+                if self.record.is_command and has_grown and not watched.killed_by:
                     self._listed_bytes = reading.rss_sum_bytes
                     self.log.mark("processes", text=list_processes(tree.pids()))
             except OSError as error:  # such as a full disk

@@ -113,16 +113,15 @@ class Tree:
         """
         self.signal(signal.SIGKILL)
 
-    def _any_lives(self) -> bool:  # of the processes other than the command
-        others = (pid for pid in self.pids() if pid != self.pid)
-        return any(_state_of(pid) not in ("Z", "X", "") for pid in others)  # zombie, dead, gone
-
     def end(self) -> None:
         """Kill all processes and wait, at most 5 s, until all but the command itself are gone."""
         # a process may hang in the kernel for longer, as on a network file system
         until_s = time.monotonic() + 5.0
         self.kill()
-        while self._any_lives() and time.monotonic() < until_s:
+        gone = ("Z", "X", "")  # zombie, dead, no process
+        while time.monotonic() < until_s and any(
+            pid != self.pid and _state_of(pid) not in gone for pid in self.pids()
+        ):
             time.sleep(0.01)
             self.reap()
             self.kill()  # also the processes that were started meanwhile

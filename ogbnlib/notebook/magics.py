@@ -153,7 +153,11 @@ class _Magics:
                 raise shortened(
                     KeyboardInterrupt("the limited cell was interrupted; its process has ended")
                 ) from None
-            self._show_displays(folder)
+            cut_off = (EOFError, pickle.UnpicklingError)  # at the end, or where a kill cut it off
+            with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
+                while True:  # a pickle for each display
+                    data, metadata, shown = pickle.load(file)
+                    self._shell.display_pub.publish(data, metadata, **shown)
             if (folder / "error").exists():  # an exception in the child, not a kill
                 error, lines = pickle.loads((folder / "error").read_bytes())
                 raise shortened(CellFailed(error), lines)
@@ -176,13 +180,6 @@ class _Magics:
             end = done.state if done.exit_code else "by exit code 0, as by os._exit(0)"
             problem = f"not set, as the cell's process ended: {end}"
             raise shortened(CellFailed(f"--out {', '.join(outputs)}: {problem}"))
-
-    def _show_displays(self, folder: Path) -> None:  # the file has a pickle for each display
-        cut_off = (EOFError, pickle.UnpicklingError)  # after the last display, by a kill within it
-        with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
-            while True:
-                data, metadata, options = pickle.load(file)
-                self._shell.display_pub.publish(data, metadata, **options)
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         # Write what `_main` reads: the variables after --in, and the job.

@@ -96,7 +96,7 @@ def _top_bytes(run: Run, page_cache: bool) -> float:  # the upper end of a run's
     memory = held_memory(run.timeline)  # one row for each sample, a column for each of PARTS
     parts = [part for part in PARTS if page_cache or part != "file"]
     highest = float(memory[parts].fillna(0).sum(axis="columns").max()) if len(memory) else 0.0
-    return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)  # never 0
+    return _ROOM * max(highest, float(run.memory_limit_bytes or 0), MB)  # never 0
 
 
 def _look(phase: Phase) -> tuple[str, str]:  # its label in the legend, and its colour
@@ -160,7 +160,7 @@ class _Timeline:
         self._ax = ax
         self._run = run
         self._unit, unit_name = _unit(top_bytes / _ROOM)
-        self._limit = (run.result.get("memory_limit_bytes") or 0) / self._unit  # 0 without one
+        self._limit = (run.memory_limit_bytes or 0) / self._unit  # 0 without one
         starts_s = [event["time_s"] for event in run.events if event["event"] == "start"]
         self._resumed_s = [start_s - run.events[0]["time_s"] for start_s in starts_s[1:]]
         samples = held_memory(run.timeline)
@@ -371,7 +371,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
         rows[policy, limit] = {
             "policy": policy,
             "limit": limit,  # as the user wrote it, such as "128 GB"
-            "limit_bytes": run.result.get("memory_limit_bytes") or 0,
+            "limit_bytes": run.memory_limit_bytes or 0,
             "failed": bool(run.exit_code),  # None while it is at work
             "first_s": run.metrics["time_s"].iloc[:1].mean(),  # NaN if no epoch was finished
             "later_s": epoch_s(run),

@@ -73,7 +73,9 @@ class _Job:
         work_dir = Path(row.get("WorkDir") or ".")
         self.log_path = _log_path(job_id, row, work_dir)
         # only the last attempt's part of the log, which begins with this line
-        self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
+        log = self.log_path.read_bytes() if self.log_path and self.log_path.is_file() else b""
+        text = log[-(2**18) :].decode(errors="replace").replace("\r", "\n")  # the last 256 KB
+        self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", text)[-1]
         self.rank = failed_rank(cleaned(self.log))  # the match, if torchrun reports one
         lines = [line for line in self.log.splitlines() if line.strip()]
         self.proven, _ = job_state(lines)  # the state that the log alone proves
@@ -167,12 +169,6 @@ def _log_path(job_id: str, row: dict[str, str], work_dir: Path) -> Path | None:
         return Path(row["StdOut"])
     logs = [path for path in work_dir.glob("slurm-*.out") if path.stem.endswith(f"-{job_id}")]
     return max(logs, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _end_of(path: Path | None) -> str:  # the last 256 KB of a log
-    if path is None or not path.is_file():
-        return ""
-    return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
 
 
 def diagnose_job(job_id: str | int) -> Diagnosis:

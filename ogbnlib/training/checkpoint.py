@@ -221,11 +221,6 @@ class Checkpointer:
         assert self.run_dir is not None
         path = RunPaths(self.run_dir).checkpoint
         if not path.is_file():
-            previous = path.with_name("checkpoint.previous.pt")
-            if previous.is_file():  # ogbnlib 0.2.0, killed while it saved
-                raise InputError(
-                    f"{path}: expected a checkpoint, found {previous.name}; rename it to {path.name}"
-                )
             if len(Run(self.run_dir).metrics):  # after an epoch there must be one
                 raise InputError(
                     f"{path}: expected a checkpoint, found none; put a copy back, or begin again in "
