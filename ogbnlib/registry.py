@@ -34,7 +34,6 @@ class Policy(_Entry):
     """One loading policy; `sampling.policies` says what its class does."""
 
     reads_disk: bool = False  # features stay in a store, in its own dtype
-    is_stock: bool = False  # loaders are PyG's own, as in a loop of plain PyG
     formula: str = "sage"  # the model whose formulas forecast a step of the user's own model
     smaller: tuple[str, ...] = ()  # policies of less memory, the same batches; the fastest first
     samples: bool = True  # batches are sampled subgraphs, not rows of propagated features
@@ -46,8 +45,8 @@ class Policy(_Entry):
 
 _SAMPLED = "ogbnlib.sampling.policies"
 POLICIES = {
-    "eager": Policy(f"{_SAMPLED}:EagerLoaders", is_stock=True, smaller=("shared", "store")),
-    "lazy": Policy(f"{_SAMPLED}:LazyLoaders", is_stock=True, smaller=("shared", "store")),
+    "eager": Policy(f"{_SAMPLED}:EagerLoaders", smaller=("shared", "store")),
+    "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
     "store": Policy("ogbnlib.windows.policy:StoreLoaders", reads_disk=True),
     "propagated": Policy(

@@ -118,9 +118,9 @@ class Tree:
         # a process may hang in the kernel for longer, as on a network file system
         until_s = time.monotonic() + 5.0
         self.kill()
-        gone = ("Z", "X", "")  # zombie, dead, no process
         while time.monotonic() < until_s and any(
-            pid != self.pid and _state_of(pid) not in gone for pid in self.pids()
+            pid != self.pid and _state_of(pid) not in ("Z", "X", "")  # zombie, dead, no process
+            for pid in self.pids()
         ):
             time.sleep(0.01)
             self.reap()

@@ -153,9 +153,11 @@ class _Magics:
                 raise shortened(
                     KeyboardInterrupt("the limited cell was interrupted; its process has ended")
                 ) from None
-            cut_off = (EOFError, pickle.UnpicklingError)  # at the end, or where a kill cut it off
-            with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
-                while True:  # a pickle for each display
+            with (
+                open(folder / "displays", "rb") as file,  # a pickle for each display
+                contextlib.suppress(EOFError, pickle.UnpicklingError),  # the latter after a kill
+            ):
+                while True:
                     data, metadata, shown = pickle.load(file)
                     self._shell.display_pub.publish(data, metadata, **shown)
             if (folder / "error").exists():  # an exception in the child, not a kill

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -524,10 +523,10 @@ def _write_verdicts(
             _mark(ax, text, (x, row), (0, 0), color=_VERDICTS[advices[name].verdict], **place)
 
 
-def _part_colours(names: Iterable[str]) -> dict[str, Any]:
+def _part_colours(names: pd.Index[str]) -> dict[str, Any]:
     """Map names of memory parts to pale colours, with readable black text: the first 12 differ."""
     pale: Any = plt.get_cmap("Set3")
-    return dict(zip(names, itertools.cycle(pale.colors), strict=False))
+    return dict(zip(names, pale.colors * len(names), strict=False))
 
 
 def _draw_parts(

@@ -275,10 +275,12 @@ class LazyLoaders(_RamLoaders):
         if not run.is_sorted:  # for train, and each other split (eager) or evaluation (lazy)
             config = run.config
             resident = cls.resident_splits(config)
-            temporary = [split for split in run.size.num_seeds if split not in resident]
-            run.num_sorts = len(resident) + sum(map(config.num_evaluations, temporary))
-            # the final evaluation of train follows the end of the train loader
-            run.num_sorts += "train" in config.splits_to_evaluate(config.epochs)
+            temporary = {*run.size.num_seeds} - {*resident}
+            run.num_sorts = (
+                len(resident)
+                + sum(map(config.num_evaluations, temporary))
+                + ("train" in config.splits_to_evaluate(config.epochs))  # after its loader's end
+            )
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:

@@ -146,7 +146,6 @@ def _stem(path: Path) -> str:  # "nodes" of "Nodes.csv.gz"
 def _drafts(folder: Path) -> list[_Draft]:
     """Return the files and folders of parts, those with a canonical name last and in order."""
     paths = [path for path in sorted(folder.iterdir()) if path.name[0] not in "._"]
-    paths = [path for path in paths if path.name != DESCRIPTION]
     paths = [path for path in paths if path.is_file() or (is_parts(path) and not is_store(path))]
     # two files of one canonical name, such as nodes.csv and nodes.npy: the name does not decide
     counts = Counter(map(_stem, paths))
@@ -156,7 +155,7 @@ def _drafts(folder: Path) -> list[_Draft]:
         draft
         for path, draft in zip(paths, all_drafts, strict=True)
         # a file of an unknown ending is data if it reads as a table of several columns
-        if path.is_dir() or format_of(path) or len(draft.roles) > 1
+        if path.name != DESCRIPTION and (path.is_dir() or format_of(path) or len(draft.roles) > 1)
     ]
     if not drafts:
         raise no_data(folder)
