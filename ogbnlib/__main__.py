@@ -308,6 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
         except SystemExit as end:
             code = end.code
             if isinstance(code, signal.Signals):
+                signal.alarm(0)  # set by `end_in_order`
                 say(f"ended by {code.name}")
                 code += 128
             if isinstance(code, str):  # sys.exit(text) in the code of a model

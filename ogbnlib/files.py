@@ -62,7 +62,7 @@ def write_atomically(path: StrPath, write: Callable[[Any], object], alone: bool 
     """
     path = Path(path)
     part = sibling_path(path, "part" if alone else f"{uuid.uuid4().hex}.part")
-    with naming(path), open(part, "w+b", opener=open_to_write) as file:
+    with naming(path), open(part, "w+b", opener=open_to_write if alone else None) as file:
         try:
             write(file)
             file.flush()
@@ -135,7 +135,7 @@ _DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_real, parse_constant=
 
 def decode_json(data: bytes) -> dict[str, Any]:
     """Decode a JSON object: whole numbers up to 2**63, others up to `LARGEST`, 100 levels."""
-    content = {**_DECODER.decode(data.decode("utf-8-sig"))}  # fails if it is no object
+    content = {**_DECODER.decode(data.decode(json.detect_encoding(data)))}  # only of an object
     may_be_deep = data.count(b"[") + data.count(b"{") > 100  # texts may have brackets, too
     # a line begins with a blank for each level around it
     if may_be_deep and "\n" + 101 * " " in json.dumps(content, indent=1):

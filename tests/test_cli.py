@@ -109,14 +109,14 @@ def test_few_addresses_are_refused_where_torch_or_numba_is_imported(
     tmp_path: Path, tiny_store: Path
 ) -> None:
     def limited(command: str, kilobytes: int) -> subprocess.CompletedProcess[str]:
-        argv = [f"ulimit -v {kilobytes}; exec {sys.executable} -m ogbnlib {command}"]
+        argv = [f"ulimit -v {kilobytes}; exec {sys.executable} -{command}"]
         one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy takes addresses for each thread
         return subprocess.run(
             ["bash", "-c", *argv], cwd=tmp_path, env=one, capture_output=True, text=True
         )
 
     for command in _COMPUTE:
-        done = limited(command, 1_000_000)
+        done = limited(f"m ogbnlib {command}", 1_000_000)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("error: ulimit -v: expected at least 2.00 GB")
     light = {
@@ -128,7 +128,9 @@ def test_few_addresses_are_refused_where_torch_or_numba_is_imported(
         "download": "--help",
     }
     for command, arguments in light.items():
-        assert limited(f"{command} {arguments}", 300_000).returncode == 0, command
+        assert limited(f"m ogbnlib {command} {arguments}", 300_000).returncode == 0, command
+    code = "import ogbnlib as o; o.run(o.TrainConfig.create(dataset='none'), run_dir='new')"
+    assert "ulimit -v: expected at least 2.00 GB" in limited(f'c "{code}"', 1_000_000).stderr
     callbacks = [entry.callback for entry in app.registered_commands]
     assert {one.__name__ for one in callbacks if one} == {*_COMPUTE, *light}
 

@@ -57,11 +57,12 @@ def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
     """Refuse another user's run folder if its custom model would run, or features be propagated to
     a store beside the data that its config names, as this user."""
     paths = RunPaths(run_dir)
-    is_known = config.model in MODELS and not config.policy.hops(config)
-    if is_known or not (paths.config.is_file() or paths.model.is_file()):
+    is_known = config.model in MODELS
+    is_new = not (paths.config.is_file() or paths.model.is_file())
+    if is_new or (is_known and not config.policy.hops(config)):
         return
-    for path in (run_dir, paths.config, paths.model):
-        if path.exists() and path.stat().st_uid != os.geteuid():
+    for path in (paths.config,) if is_known else (run_dir, paths.config, paths.model):
+        if path.exists() and path.stat().st_uid not in (os.geteuid(), 0):  # 0: root
             raise InputError(
                 f"{path}: expected a run of your own, found another user's, whose {config.model} "
                 "would run or propagate as you; read its code and config.json, and copy the folder"

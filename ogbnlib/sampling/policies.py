@@ -272,7 +272,7 @@ class LazyLoaders(_RamLoaders):
         edges = sizes.trained_edges(run.size, run.config.undirected)
         run.held["edge_index (COO)"] = 16 * edges  # int64 [2, E]
         run.phase("load", {})
-        if not run.is_sorted:  # for train, and each other split (eager) or evaluation (lazy)
+        if run.config.epochs and not run.is_sorted:  # a sort for each loader that is built
             config = run.config
             resident = cls.resident_splits(config)
             temporary = {*run.size.num_seeds} - {*resident}

@@ -306,7 +306,7 @@ def _citations_like(
     # Nothing is written here: the source is only named like the file or folder `path`.
     for name, value, low, high in (
         ("scale", scale, 0, 1),
-        ("seed", seed, 0, math.inf),
+        ("seed", seed, 0, 2**63),
         ("num_features", num_features, 1, 2**16),
         ("num_classes", num_classes, 2, BLOCK // 2),
     ):

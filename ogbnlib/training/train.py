@@ -216,10 +216,7 @@ def _open(
         )
     is_ignored = config.feature_dtype not in ("float32", store.feature_dtype)
     if is_ignored and has_own_dtype(config, store):
-        progress.note(
-            f"feature_dtype: {store.path} has {store.feature_dtype} features, which are read as they "
-            f"are; convert again for {config.feature_dtype}"
-        )
+        progress.note(f"feature_dtype: {store.path} is {store.feature_dtype}; convert it again")
     log.mark("dataset", path=str(store.path), **asdict(store.size))
     log.mark("note", ranks=ranks.num_ranks)
     return store

@@ -79,7 +79,7 @@ class Progress:
         self._count = count
         self._shown_s = now_s
         if loss is not None:
-            count.loss = loss()
+            count.loss = next(filter(math.isfinite, [loss()]), None)  # JSON has no NaN
         if self._file >= 0:
             with contextlib.suppress(OSError):  # the next checkpoint reports such a folder
                 # blanks up to 400 characters overwrite the end of an earlier, longer text

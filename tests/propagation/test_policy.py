@@ -1,5 +1,6 @@
 """loading="propagated": its models in the trainer, resumed, limited, refused and foretold."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from all_models import PROPAGATED
 from conftest import MB, same
 from graphs import make_store
 
-from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
+from ogbnlib import InputError, TrainConfig, open_store, plan, predict, propagate, run
 from ogbnlib.errors import GB
 from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.step_memory import Step, model_state_bytes
@@ -46,6 +47,12 @@ def test_a_model_learns_from_propagated_features_and_is_resumed(
     made = tmp_path / "graph-2-hops-sym.store"
     inode = made.stat().st_ino
     train(config.replace(epochs=2), tmp_path / "parts")
+    if os.getuid() == 0:  # who alone can give a file to another user
+        os.chown(tmp_path / "parts", 12345, 12345)  # of a container's host, or Slurm's prolog
+        shutil.copytree(tmp_path / "parts", tmp_path / "foreign")
+        os.chown(tmp_path / "foreign" / "config.json", 12345, 12345)
+        with pytest.raises(InputError, match="expected a run of your own"):
+            predict(tmp_path / "foreign", tmp_path / "out.npy", progress=False)
     resumed = train(config, tmp_path / "parts", resume=True)
     assert made.stat().st_ino == inode  # the second run has found it
     assert whole.history[-1]["test"] == resumed.history[-1]["test"]
